@@ -15,7 +15,6 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
 
 from fourfold.callbacks.checkpointing.exact_resume import resumable_data
-from fourfold.data.readers.labels import stratified_subset
 from fourfold.generation.step import decoding_mode
 from fourfold.loggers.media import AttentionMaps, ConfusionMatrix, Media
 from fourfold.loggers.wandb_logger import WandbRunLogger
@@ -100,5 +99,7 @@ def sample_rows(labels: Any, n_rows: int) -> np.ndarray:
     classes = np.asarray(labels) if isinstance(labels, np.ndarray | Tensor) else None
     if classes is None or classes.ndim != 1 or not np.issubdtype(classes.dtype, np.integer):
         return np.arange(min(N_SAMPLES, n_rows))
+    from fourfold.data.readers.labels import stratified_subset
+
     n_samples = max(N_SAMPLES, min(len(np.unique(classes)), MAX_SAMPLES))
     return stratified_subset(classes, min(n_samples, n_rows), 0)

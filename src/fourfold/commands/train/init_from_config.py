@@ -7,7 +7,6 @@ from typing import Any
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from fourfold.checkpoints.files import find_checkpoint, is_run
-from fourfold.checkpoints.word_vectors import is_vector_file
 from fourfold.commands.run_directory import RunDirectory
 from fourfold.errors import InputError
 from fourfold.hub import directory
@@ -43,6 +42,8 @@ def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> 
     path = model.get("init_from")
     classes = tuple(config["allow_class"])
     data = config["data"].get("init_args", {})
+    if isinstance(path, str):
+        from fourfold.checkpoints.word_vectors import is_vector_file
     if not isinstance(path, str) or is_vector_file(path):
         _fill_in_length(data, model)
         return

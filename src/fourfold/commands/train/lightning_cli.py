@@ -22,7 +22,6 @@ from torch.optim import Optimizer
 from fourfold.atomic_files import disk_error
 from fourfold.callbacks.checkpointing.atomic_io import AtomicCheckpointIO
 from fourfold.callbacks.checkpointing.preemption import EXIT_CODE, INTERRUPTED
-from fourfold.checkpoints.word_vectors import is_vector_file
 from fourfold.commands.config_files import expand_arguments, fingerprints, locate
 from fourfold.commands.metrics_report import show_table, write_metrics
 from fourfold.commands.run_directory import RunDirectory
@@ -199,6 +198,8 @@ class FourfoldCLI(LightningCLI):
             return None
         if self.command == "fit":
             return directory.checkpoint_to_resume(config["resume"], ckpt_path)
+        from fourfold.checkpoints.word_vectors import is_vector_file
+
         source = config["model"].get("init_args.init_from")
         has_weights = source and not (isinstance(source, str) and is_vector_file(source))
         if has_weights and not ckpt_path and not directory.checkpoints.exists():
