@@ -42,9 +42,7 @@ def fill_in_source(config: Any, given: Any, run: RunDirectory | None = None) -> 
     path = model.get("init_from")
     classes = tuple(config["allow_class"])
     data = config["data"].get("init_args", {})
-    if isinstance(path, str):
-        from fourfold.checkpoints.word_vectors import is_vector_file
-    if not isinstance(path, str) or is_vector_file(path):
+    if not _is_model(path):
         _fill_in_length(data, model)
         return
     recorded = _recorded_model(run, path) if run else {}
@@ -104,6 +102,14 @@ def _moved_tokenizer(file: str | None, run: RunDirectory | None) -> str | None:
         return file
     copy = run.path / pretrained.TOKENIZER_FILE
     return str(copy) if Path(file).name == copy.name and copy.is_file() else file
+
+
+def _is_model(path: Any) -> bool:
+    if not isinstance(path, str):
+        return False
+    from fourfold.checkpoints.word_vectors import is_vector_file
+
+    return not is_vector_file(path)
 
 
 def _recorded_model(run: RunDirectory, path: str) -> dict[str, Any]:
