@@ -193,13 +193,11 @@ class MuonAdamW(Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one step of Muon and one of AdamW."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        losses = []
         for uses_muon, part in self.parts:
             # Shared before each step, because `load_state_dict` replaces states and groups.
             part.state = self.state
             part.param_groups = [group for group in self.param_groups if group["muon"] == uses_muon]
-            part.step()
-        return loss
+            losses.append(part.step(closure))
+            closure = None  # the first part has called it
+        return losses[0]

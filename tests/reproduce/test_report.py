@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from fourfold.reproduce.cells import Cell, run_cell
 from fourfold.reproduce.exact_values import exact_cell
@@ -104,10 +105,13 @@ def test_each_panel_shows_its_curves_on_the_axis_of_the_table(
 ) -> None:
     drawn = []
 
-    def record(axis: Any, title: str) -> None:
-        drawn.append((title, axis.get_yscale(), len(axis.containers)))
+    def record(titles: list[str], height: float, plot: Any, file: Path) -> None:
+        for title in titles:
+            axis = Figure().add_subplot()
+            plot(axis, title)
+            drawn.append((title, axis.get_yscale(), len(axis.containers)))
 
-    monkeypatch.setattr("fourfold.reproduce.plot._finish", record)
+    monkeypatch.setattr("fourfold.commands.compare_runs.draw", record)
     (table,) = find_tables(["fourfold/gradients"])
     cells = [
         Cell(row.name, column, None, [1e-9], "not printed") for row, column in table.cells("exact")

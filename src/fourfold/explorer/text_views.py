@@ -195,10 +195,8 @@ class DocumentView(View):
 
     def from_batch(self, batch: Any, dataset: Any) -> list[Example]:
         """Convert the documents of a `DocumentBatch`."""
-        sizes = zip(batch.ids.tolist(), batch.n_words, strict=True)
-        sentences, examples = [row[:size] for row, size in sizes], []
-        for count in batch.n_sentences:
-            own, sentences = sentences[:count], sentences[count:]
+        examples = []
+        for own in batch.documents():
             title = short_title(self.reader.tokenizer.decode([i for row in own for i in row]))
             examples.append(Example(title, sentences=own))
         return examples

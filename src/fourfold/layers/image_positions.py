@@ -204,12 +204,10 @@ class PositionedStack(Stack):
             self.bias = RelativePositionBias(config.n_heads, length)
             return
         blocks: list[BlockWithPositions] = []
+        table: Any = None
         for block in cast(list[Block], self.blocks):
-            is_owner = not shared or not blocks
-            table = blocks[0].positions if blocks else None
-            if is_owner:
+            if is_owner := table is None or not shared:
                 table = make_positions(positions, length, config.d_model, positions_on(grid))
-            assert table is not None
             blocks.append(BlockWithPositions(block, table, is_owner))
         self.blocks = nn.ModuleList(blocks)
 

@@ -8,14 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fourfold.atomic_files import atomic_path
+from fourfold.commands import compare_runs
 from fourfold.reproduce.cells import Cell
 from fourfold.reproduce.tables import Table
-
-FIGURE_WIDTH = 7.0  # inches
-PANEL_MARGIN = 0.9  # inches
-ROW_HEIGHT = 0.24  # inches
-CURVE_PANEL_HEIGHT = 3.6  # inches
 
 
 def draw(table: Table, cells: Sequence[Cell], file: Path) -> None:
@@ -24,27 +19,22 @@ def draw(table: Table, cells: Sequence[Cell], file: Path) -> None:
     Cells for which we have no number, because they were not run or contain a formula, are left
     out. Nothing is written if all cells are left out.
     """
-    from matplotlib.figure import Figure
-
-    known = [cell for cell in cells if cell.numbers]
-    if not known:
+    panels: dict[str, list[Cell]] = {}
+    for cell in cells:
+        if cell.numbers:
+            column = table.columns[cell.column]
+            title = column.heading if column.at is None else column.panel or table.title
+            panels.setdefault(title, []).append(cell)
+    if not panels:
         return
-    curves: dict[str, list[Cell]] = {}
-    for cell in known:
-        if (column := table.columns[cell.column]).at is not None:
-            curves.setdefault(column.panel or table.title, []).append(cell)
-    names = [name for name, column in table.columns.items() if column.at is None]
-    panels = [panel for name in names if (panel := [c for c in known if c.column == name])]
-    heights = [PANEL_MARGIN + ROW_HEIGHT * len(panel) for panel in panels]
-    heights += [CURVE_PANEL_HEIGHT] * len(curves)
-    figure = Figure(figsize=(FIGURE_WIDTH, sum(heights)), layout="tight")
-    axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for axis, panel in zip(axes, panels, strict=False):
-        _draw_column(axis, table, panel)
-    for axis, (title, panel) in zip(axes[len(panels) :], curves.items(), strict=True):
-        _draw_curves(axis, table, panel, title)
-    with atomic_path(file) as temporary:
-        figure.savefig(temporary, dpi=100, format="png")
+
+    def plot(axis: Any, title: str) -> None:
+        is_column = table.columns[panels[title][0].column].at is None
+        (_draw_column if is_column else _draw_curves)(axis, table, panels[title])
+        axis.legend(fontsize=7)
+
+    height = 1.0 + compare_runs.ROW_HEIGHT * len(table.rows)
+    compare_runs.draw(list(panels), max(compare_runs.CURVE_HEIGHT, height), plot, file)
 
 
 def _draw_column(axis: Any, table: Table, cells: Sequence[Cell]) -> None:
@@ -55,12 +45,11 @@ def _draw_column(axis: Any, table: Table, cells: Sequence[Cell]) -> None:
     known = [(x, row) for row, c in enumerate(cells) if (x := c.printed_number) is not None]
     if known:
         axis.plot(*zip(*known, strict=True), "x", color="black", label="paper")
-    axis.set_yticks(rows, [table.rows[cell.row].title for cell in cells], fontsize=7)
+    axis.set_yticks(rows, [table.rows[cell.row].title for cell in cells])
     axis.invert_yaxis()
-    _finish(axis, table.columns[cells[0].column].heading)
 
 
-def _draw_curves(axis: Any, table: Table, cells: Sequence[Cell], title: str) -> None:
+def _draw_curves(axis: Any, table: Table, cells: Sequence[Cell]) -> None:
     """Draw our means as one curve per row of the table, over the coordinates of the columns."""
     for row in dict.fromkeys(cell.row for cell in cells):
         own = [cell for cell in cells if cell.row == row]
@@ -70,11 +59,3 @@ def _draw_curves(axis: Any, table: Table, cells: Sequence[Cell], title: str) -> 
     axis.set_xscale("log")
     axis.set_yscale("log" if table.log else "linear")
     axis.set_xlabel(table.axis, fontsize=9)
-    _finish(axis, title)
-
-
-def _finish(axis: Any, title: str) -> None:
-    """Add title, grid and legend to the axes of a panel."""
-    axis.set_title(title, fontsize=9)
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=7)

@@ -18,7 +18,7 @@ import yaml
 
 from fourfold.commands.config_files import LOADER, config_files, entries, options, read_tree
 from fourfold.commands.packaged_recipes import SUFFIXES, recipe_names, recipes_folder
-from fourfold.core.validation import check_choice, check_range
+from fourfold.core.validation import check_choice, check_range, suggestion
 from fourfold.errors import InputError
 
 CLASSES = ("model", "data")  # sections with a class_path
@@ -126,10 +126,8 @@ def _check_key(key: str, value: Any, schema: dict[str, Any]) -> None:
     text = getattr(value, "value", value)
     classes = node.get("classes") if key.removesuffix(".class_path") in CLASSES else None
     if classes and isinstance(text, str) and text[:1] != "{" and _last(text) not in classes:
-        close = get_close_matches(_last(text), classes, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        message = f"must be a class of fourfold or of your module, got {text}{hint}"
-        raise InputError(message, option=above[0])
+        message = f"must be a class of fourfold or of your module, got {text}"
+        raise InputError(message + suggestion(_last(text), classes), option=above[0])
     is_section = node.get("type") == "object" and isinstance(value, yaml.Node)
     # A text may be the name of a file with the section.
     if is_section and not isinstance(value, yaml.MappingNode) and value.tag != TEXT:

@@ -17,6 +17,7 @@ Shapes: B examples, S source tokens, T target tokens (or tokens of an example th
 into source and target), C channels, H height, W width, K classes.
 """
 
+from itertools import islice
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -213,6 +214,11 @@ class DocumentBatch(NamedTuple):
     rows: Tensor
     epoch: int = 0
     position: int = 0
+
+    def documents(self) -> list[list[list[int]]]:
+        """Return the word ids of each sentence of each document, without padding."""
+        sentences = (row[:n] for row, n in zip(self.ids.tolist(), self.n_words, strict=True))
+        return [list(islice(sentences, count)) for count in self.n_sentences]
 
 
 def row_range(batch: Any, begin: int, end: int) -> Any:

@@ -4,7 +4,7 @@ Shapes: B examples, T target tokens, S source positions.
 """
 
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import chain
 from typing import Any
 
 import torch
@@ -223,10 +223,7 @@ class DocumentClassification(SequenceClassification):
 
     def sample_outputs(self, batch: DocumentBatch, split: str) -> dict[str, Media]:  # type: ignore[override]
         """Build a table of documents with true and predicted labels, under the name samples."""
-        ids = [row[:n] for row, n in zip(batch.ids.tolist(), batch.n_words, strict=True)]
-        ends = accumulate(batch.n_sentences)
-        owned = [ids[end - n : end] for end, n in zip(ends, batch.n_sentences, strict=True)]
-        texts = [self.tokenizer.decode([i for row in rows for i in row]) for rows in owned]
+        texts = [self.tokenizer.decode([*chain(*rows)]) for rows in batch.documents()]
         return {"samples": self._table(texts, batch)}
 
 

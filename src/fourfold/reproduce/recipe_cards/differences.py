@@ -71,7 +71,8 @@ def _derived(lettered: Mapping[str, Card]) -> Iterator[str]:
         inputs = quantity.needs or quantity.optional
         first, *others = ([card.values.get(key) for key in inputs] for card in lettered.values())
         known = [numbers for numbers in results.values() if numbers is not None]
-        is_same = len(known) == len(lettered) and _are_equal(known)
+        are_close = all(all(map(math.isclose, known[0], numbers)) for numbers in known)
+        is_same = len(known) == len(lettered) and are_close
         if not known or (is_same and all(other == first for other in others)):
             continue
         yield quantity.title
@@ -88,8 +89,3 @@ def _derived(lettered: Mapping[str, Card]) -> Iterator[str]:
                     yield f"     {value}: {MEANINGS[key][value]}"
         if is_same:
             yield "     therefore all are equal"
-
-
-def _are_equal(results: Sequence[tuple[float, ...]]) -> bool:
-    """Return True if all tuples hold the same numbers up to rounding errors."""
-    return all(all(map(math.isclose, results[0], numbers)) for numbers in results)
