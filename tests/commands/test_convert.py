@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers as hf
 from huggingface_hub import HfApi
+from huggingface_hub.utils import filter_repo_objects
 from PIL import Image
 
 from fourfold.checkpoints.save import write_transformers
@@ -176,9 +177,13 @@ class Hub:
     def record(self, method: str, name: str, **options: Any) -> None:
         self.calls.append((f"{method} {name}", options))
 
-    def upload(self, *, repo_id: str, folder_path: Path, revision: str | None) -> None:
+    def upload(
+        self, *, repo_id: str, folder_path: Path, revision: str | None, delete_patterns: list[str]
+    ) -> None:
         self.record("upload_folder", repo_id, revision=revision)
-        self.files = {x.name: x.read_bytes() for x in Path(folder_path).iterdir()}
+        stale = set(filter_repo_objects(self.files, allow_patterns=delete_patterns))
+        self.files = {name: x for name, x in self.files.items() if name not in stale}
+        self.files |= {x.name: x.read_bytes() for x in Path(folder_path).iterdir()}
 
 
 @pytest.fixture
@@ -209,6 +214,16 @@ def test_push_uploads_the_export(run: Run, trained: Train, here: Path, hub: Hub)
         for name, content in hub.files.items():
             Path(folder, name).write_bytes(content)
         assert hf.AutoModelForCausalLM.from_pretrained(folder).config.model_type == "gpt2"
+
+
+def test_push_deletes_files_of_other_weights(run: Run, trained: Train, hub: Hub) -> None:
+    stale = ["verification.json", "model.onnx", "vocab.json", "1_Pooling/config.json"]
+    stale += ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "fourfold.json"]
+    own = ["notes.txt", "data/config.json", "results.json", "LICENSE"]
+    hub.files = dict.fromkeys(stale + own, b"")
+    assert run("push", trained("lm"), "hf://me/model").code == 0
+    assert hub.files.keys() >= {*own, "model.safetensors"}
+    assert not hub.files.keys() & set(stale)
 
 
 def test_options_of_push(run: Run, trained: Train, hub: Hub) -> None:

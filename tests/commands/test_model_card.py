@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fourfold.commands.model_card import _changed
 from fourfold.commands.recipe import make_parser, parse
 from tests.fixtures.hf_models import make_model
 
@@ -93,15 +94,22 @@ def test_metrics_have_split_and_step(run: Run, trained: Train, here: Path) -> No
     assert "## Metrics" not in card
 
 
-def test_imported_model_has_no_run(run: Run, here: Path) -> None:
-    make_model("gpt2").save_pretrained(here / "theirs")
+@pytest.mark.parametrize(("name", "tag"), [("gpt2", "text-generation"), ("bert-encoder", None)])
+def test_imported_model_has_no_run(
+    name: str, tag: str | None, run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model(name).save_pretrained(here / "theirs")
     assert run("import", here / "theirs", here / "x.ckpt").code == 0
-    assert run("export", here / "x.ckpt", here / "there").code == 0
+    (here / "there").mkdir()
+    monkeypatch.chdir(here / "there")
+    assert run("export", here / "x.ckpt", ".").code == 0
     card = (here / "there" / "README.md").read_text()
+    assert "# there\n" in card
     assert "## Data and training" not in card
     assert "from x.ckpt" in card
     assert "license" not in card.lower()
-    assert read(card) == ({"library_name": "transformers", "pipeline_tag": "text-generation"}, {})
+    tags = {"pipeline_tag": tag} if tag else {}
+    assert read(card) == ({"library_name": "transformers", **tags}, {})
 
 
 @pytest.mark.parametrize(
@@ -144,12 +152,50 @@ def test_class_of_a_stranger_is_not_imported(run: Run, trained: Train, here: Pat
     assert recipe["model"]["init_args"]["config"]["d_model"] == 16
 
 
-def test_card_of_a_dataset_of_the_hub(run: Run, trained: Train, here: Path) -> None:
+def test_secrets_are_left_out() -> None:
+    values = {
+        "hub": {"path": "a", "options": {"token": "SECRET", "storage_options": {"a": "SECRET"}}},
+        "train": ["/home/SECRET/a.txt", ("~/SECRET/b.txt", "https://SECRET:SECRET@x.org/c.txt")],
+        "url": "https://x.org/d.txt?v=1&access_token=SECRET",
+        "logger": [{"init_args": {"api_key": "SECRET", "key": "SECRET", "n": 1}}],
+        "max_tokens": 3,
+        "tokenizer": {"vocab_size": 5},
+        "separator": "/",
+    }
+    assert _changed(values) == {
+        "hub": {"path": "a"},
+        "train": ["a.txt", ["b.txt", "https://x.org/c.txt"]],
+        "url": "https://x.org/d.txt?v=1&",
+        "logger": [{"init_args": {"n": 1}}],
+        "max_tokens": 3,
+        "tokenizer": {"vocab_size": 5},
+        "separator": "/",
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("wikitext", ["wikitext"]),
+        ("owner/a.b", ["owner/a.b"]),
+        ("json", None),
+        ("./texts", None),
+        ("here", None),
+        ("/home/alice/wikitext", None),
+    ],
+)
+def test_card_of_a_dataset_of_the_hub(
+    path: str, expected: list[str] | None, run: Run, trained: Train, here: Path
+) -> None:
+    (here / "here").mkdir()
     config = yaml.safe_load((trained("lm") / "config.yaml").read_text())
-    config["data"]["init_args"] |= {"source": "hub", "hub": {"path": "wikitext", "name": "x"}}
+    config["data"]["init_args"] |= {"source": "hub", "hub": {"path": path, "name": "x"}}
+    config["trainer"]["callbacks"] = [{"init_args": {"dirpath": "/home/alice"}}]
     (here / "run" / "checkpoints").mkdir(parents=True)
     (here / "run" / "config.yaml").write_text(yaml.safe_dump(config))
     checkpoint = here / "run" / "checkpoints" / "last.ckpt"
     checkpoint.write_bytes((trained("lm") / "checkpoints" / "last.ckpt").read_bytes())
     assert run("export", here / "run", here / "there").code == 0
-    assert read((here / "there" / "README.md").read_text())[0]["datasets"] == ["wikitext"]
+    card = (here / "there" / "README.md").read_text()
+    assert "alice" not in card
+    assert read(card)[0].get("datasets") == expected

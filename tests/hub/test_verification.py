@@ -1,5 +1,6 @@
 """Certificates of exported directories: equal outputs pass, and every kind of difference fails."""
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,12 @@ def test_export_of_each_architecture_passes(name: str, tmp_path: Path) -> None:
     report = verify(model, tmp_path / "ours", "transformers")
     assert report["passed"], report["failure"]
     assert report["compared"]["outputs"]["largest difference"] < 1e-4
+    window, readable = getattr(model.config, "window", None), model.config.max_len or 512
+    if window:
+        longest = max(128, window + 8)
+        assert report["compared"]["outputs"]["tokens of the longest row"][-1] == min(
+            longest, readable
+        )
     assert ("greedy search" in report["compared"]) == model.can_generate
     assert torch.equal(torch.get_rng_state(), state)
     assert json.loads((tmp_path / "ours" / CERTIFICATE).read_text()) == json.loads(
@@ -74,6 +81,9 @@ def test_tokenizer_and_preprocessing_are_compared(kind: str, tmp_path: Path) -> 
         assert len(report["compared"]["images"]["sizes"]) == 5
     else:
         assert report["compared"]["texts"] > 100
+        assert report["compared"].get("pairs") == (3 if kind == "masked" else None)
+    digest = hashlib.sha256((tmp_path / "there" / "model.safetensors").read_bytes()).hexdigest()
+    assert report["sha256"]["model.safetensors"] == digest
 
 
 @pytest.mark.slow
@@ -86,6 +96,7 @@ def test_graphs_pass(kind: str, file_format: str, tmp_path: Path) -> None:
     report = verify(model, tmp_path / "there", file_format)
     assert report["passed"], report["failure"]
     compared = {"outputs"} | ({"texts"} if model.tokenizer else set())
+    compared |= {"pairs"} if kind == "masked" else set()
     assert set(report["compared"]) == compared | (
         {"greedy search"} if model.can_generate else set()
     )
@@ -109,6 +120,16 @@ def plain_template(tokenizer: dict[str, Any]) -> None:
     tokenizer["post_processor"] = None
 
 
+def one_type(tokenizer: dict[str, Any]) -> None:
+    for part in find_pair(tokenizer["post_processor"]):
+        next(iter(part.values()))["type_id"] = 0
+
+
+def find_pair(processor: dict[str, Any]) -> list[dict[str, Any]]:
+    found = [processor, *processor.get("processors", [])]
+    return next(x["pair"] for x in found if "pair" in x)
+
+
 def change_weight(folder: Path, name: str) -> None:
     tensors = load_file(folder / "model.safetensors")
     (key,) = [x for x in tensors if x.endswith(name)]
@@ -127,6 +148,11 @@ CHANGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
         "masked",
         lambda x: change_json(x / "tokenizer.json", plain_template),
         "the text '' has the ids [",
+    ),
+    "pair": (
+        "masked",
+        lambda x: change_json(x / "tokenizer.json", one_type),
+        "the pair ('a b', 'c') has the token_type_ids [1, 1]",
     ),
     "no tokenizer": ("causal", lambda x: (x / "tokenizer.json").unlink(), "cannot read or run it"),
     "end token": (

@@ -44,6 +44,22 @@ Export a model as `fourfold export` does, and upload the directory with its mode
 README.md to the Hugging Face hub, into the repository hf://OWNER/NAME, which is created
 if it does not exist. The token is that of `hf auth login`, or HF_TOKEN. With --verify, a
 directory that differs from the model is not uploaded."""
+# Files of exports, and of tokenizers beside them, which `push` deletes from a repository if it does
+# not write them: they describe other weights.
+EXPORTED = (
+    *("config.json", "generation_config.json", "preprocessor_config.json", "fourfold.json"),
+    *(
+        "model*.safetensors*",
+        "pytorch_model*.bin*",
+        "*.onnx",
+        "*.onnx.data",
+        "*.pt2",
+        "export.json",
+    ),
+    *("tokenizer*.json", "vocab.json", "vocab.txt", "merges.txt", "special_tokens_map.json"),
+    *("added_tokens.json", "source.spm", "target.spm", "spiece.model", "tokenizer.model"),
+    *("modules.json", "*sentence_*.json", "[0-9]_*/config.json", "verification.json"),
+)
 FORMATS = ("transformers", "timm", "torch-export", "onnx", "checkpoint")
 
 # Description and names of the two arguments.
@@ -88,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
     elif command == "push":
         report = _push(options)
     else:
-        report = _export(options, options.target, options.target.name)
+        report = _export(options, options.target, options.target.resolve().name)
     print("\n".join(report))
     return 0
 
@@ -139,7 +155,8 @@ def _push(options: Namespace) -> list[str]:
                 raise InputError("needs a private repository, but it is public", option="--private")
             if options.revision:
                 api.create_branch(name, branch=options.revision, exist_ok=True)
-            api.upload_folder(repo_id=name, folder_path=target, revision=options.revision)
+            where = {"repo_id": name, "revision": options.revision}
+            api.upload_folder(folder_path=target, delete_patterns=list(EXPORTED), **where)
         except Exception as error:  # huggingface_hub raises many classes
             message = f"the upload failed: {' '.join(str(error).split())[:300]}"
             raise InputError(message, file=options.target) from error

@@ -3,6 +3,7 @@
 Files of the run are read as data. Of the classes that they name, only fourfold's are imported.
 """
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -28,6 +29,19 @@ from fourfold.json_files import read_json
 
 # Options that change the weights, beside those of model, data and trainer.
 OPTIONS = ("seed_everything", "optimizer", "lr_scheduler", "ema_decay", "average_last_checkpoints")
+# Options of the trainer that hold accounts and folders of the machine.
+LEFT_OUT = ("logger", "callbacks", "plugins")
+_SECRET = re.compile(r"(^|_)(token|key|password|secret|storage_options)$", re.IGNORECASE)
+# User name and password of a URL, and values that sign it.
+_ACCESS = re.compile(
+    r"(?<=://)[^/\s]*@|(?<=[?&])[\w-]*(token|key|sig|signature|secret)=[^&\s]*", re.I
+)
+_HUB_DATASET = re.compile(r"[\w-]+|\w[\w.-]*/\w[\w.-]*")
+# Names that `datasets.load_dataset` does not look up on the hub.
+_BUILDERS = (
+    "arrow audiofolder cache csv eval generator hdf5 imagefolder json lance niifolder pandas"
+)
+_BUILDERS += " parquet pdffolder spark sql text videofolder webdataset xml"
 
 
 def write_card(model: Any, folder: Path, source: Path, path: str, **facts: Any) -> None:
@@ -46,7 +60,8 @@ def write_card(model: Any, folder: Path, source: Path, path: str, **facts: Any) 
         checkpoint = run.find_checkpoint(str(source))
         facts["checkpoint"] = checkpoint.name
         facts["step"] = step = read_file(checkpoint, mmap=True, meta=True)["global_step"]
-        facts["recipe"] = _recipe(run.recorded_config())
+        facts["recipe"] = _recipe(config := run.recorded_config())
+        facts["datasets"] = _datasets(config["data"]["init_args"])
         facts["validation"] = {
             name: max((s, x) for s, x in zip(*curve, strict=True) if s <= step)
             for name, curve in read_curves(run.path).items()
@@ -87,7 +102,16 @@ def _recipe(config: Mapping[str, Any]) -> dict[str, Any]:
         changed = _changed(values, _defaults(getattr(module, name)) if is_known else {})
         kept = {"source": values["source"]} if "source" in values else {}
         recipe[key] = {"class_path": path, "init_args": kept | changed}
-    return recipe | {"trainer": _changed(config["trainer"], _defaults(Trainer))}
+    trainer = {name: x for name, x in config["trainer"].items() if name not in LEFT_OUT}
+    return recipe | {"trainer": _changed(trainer, _defaults(Trainer))}
+
+
+def _datasets(data: Mapping[str, Any]) -> list[str]:
+    """Return the name on the hub of the dataset that the options of a DataModule name, if any."""
+    hub = (data.get("source") == "hub" and data.get("hub")) or {}
+    name = hub.get("path") or ""
+    is_local = name in _BUILDERS.split() or Path(name).exists() or hub.get("options")
+    return [name] if _HUB_DATASET.fullmatch(name) and not is_local else []
 
 
 def _defaults(made: Any) -> dict[str, Any]:
@@ -96,14 +120,16 @@ def _defaults(made: Any) -> dict[str, Any]:
     return {k: asdict(x) if hasattr(x, "__dataclass_fields__") else x for k, x in values.items()}
 
 
-def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that differ from the defaults; of an absolute path, only the last name."""
-    changed: dict[str, Any] = {}
-    for name, value in values.items():
-        default = as_list(defaults.get(name))
-        if isinstance(value, dict):
-            value = _changed(value, default if isinstance(default, dict) else {}) or default
-        if value != default:
-            is_path = isinstance(value, str) and Path(value).is_absolute()
-            changed[name] = Path(value).name if is_path else value
-    return changed
+def _changed(value: Any, default: Any = None) -> Any:
+    """Return what differs from the default, without secrets; of an absolute path, the last name."""
+    if isinstance(value, dict):
+        known = default if isinstance(default, dict) else {}
+        pairs = {name: (x, as_list(known.get(name))) for name, x in value.items()}
+        public = {k: x for k, x in pairs.items() if x[0] != x[1] and not _SECRET.search(str(k))}
+        found = {name: _changed(*x) for name, x in public.items()}
+        return {name: x for name, x in found.items() if x != {}}
+    if isinstance(value, list | tuple):
+        return [_changed(x) for x in value]
+    if not isinstance(value, str):
+        return value
+    return Path(value).name or value if value.startswith(("/", "~")) else _ACCESS.sub("", value)

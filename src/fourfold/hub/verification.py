@@ -1,5 +1,6 @@
 """Verification of an exported directory: the library that reads it is compared with the model."""
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -32,7 +33,14 @@ Graphs = Mapping[str, Graph]
 CERTIFICATE = "verification.json"
 PACKAGES = {"transformers": "transformers", "onnx": "onnxruntime", "torch-export": "torch"}
 TOLERANCE = 1e-4  # largest difference of outputs, times the largest output if that exceeds 1
+PAIRS = (("a b", "c"), ("", "1 2 3"), ("d é", "f"))
 LENGTHS = (1, 2, 7, 33, 128)  # tokens of the longest row of a batch
+# One more such length, if the model reads so many: `BEYOND` more than its window, or `LONGEST`.
+BEYOND, LONGEST = 8, 512
+NOT_COMPARED = (
+    *("padding side and maximum length of the tokenizer", "inputs that are longer than the rows"),
+    *("data types other than fp32", "sampling and beam search", "images in the format of graphs"),
+)
 PROMPT, NEW_TOKENS = 8, 16
 IMAGE_SIZES = ((8, 8), (31, 57), (200, 96), (224, 224), (640, 333))  # width and height in pixels
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids", "pixel_values")
@@ -55,8 +63,8 @@ def check_runtime(file_format: str) -> None:
 def verify(model: Any, folder: Path, file_format: str) -> dict[str, Any]:
     """Compare an exported directory with the model, and write the certificate, a JSON file.
 
-    Compared are, as far as the model has them: token ids of a hundred texts, preprocessed images,
-    outputs in fp32 for batches with padding, and greedy search.
+    Compared are, as far as the model has them: token ids of a hundred texts, ids and types of three
+    pairs, preprocessed images, outputs in fp32 for batches with padding, and greedy search.
 
     Args:
         model: The model in fp32, on the CPU and in eval mode.
@@ -81,12 +89,19 @@ def verify(model: Any, folder: Path, file_format: str) -> dict[str, Any]:
         "format": file_format,
         "date": now(),
         "versions": versions("fourfold", "torch", "tokenizers", package),
+        "sha256": {x.name: _digest(x) for x in sorted(folder.iterdir()) if x.is_file()},
         "compared": compared,
+        "not_compared": NOT_COMPARED,
         "failure": failure,
         "passed": failure is None,
     }
     write_json(folder / CERTIFICATE, report)
     return report
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 class _Transformers:
@@ -105,7 +120,7 @@ class _Transformers:
             self.model.generation_config.forced_eos_token_id = None
         if (folder / TOKENIZER_FILE).exists():
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-            self.encode = lambda text, **options: tokenizer(text, **options)["input_ids"]
+            self.encode = lambda *x, key="input_ids", **options: tokenizer(*x, **options)[key]
         if (folder / PREPROCESSOR_FILE).exists():
             processor = transformers.AutoImageProcessor.from_pretrained(folder)
             self.pixels = lambda image: processor(image, return_tensors="pt")["pixel_values"][0]
@@ -140,10 +155,11 @@ class _Graphs:
         if (folder / TOKENIZER_FILE).exists():
             self.backend = tokenizers.Tokenizer.from_file(str(folder / TOKENIZER_FILE))
 
-    def encode(self, text: str, *, split_special_tokens: bool = False, **options: bool) -> Any:
-        """Return token ids; the options are those of transformers."""
-        self.backend.encode_special_tokens = split_special_tokens
-        return self.backend.encode(text, **options).ids
+    def encode(self, *texts: str, key: str = "input_ids", **options: Any) -> Any:
+        """Return token ids, or token types; the options are those of transformers."""
+        self.backend.encode_special_tokens = options.pop("split_special_tokens", False)
+        found = self.backend.encode(*texts, **options)
+        return found.ids if key == "input_ids" else found.type_ids
 
     def outputs(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the outputs by name."""
@@ -211,13 +227,16 @@ def _batch(model: Any, graphs: Graphs, length: int, left: bool = False) -> dict[
 
 
 def _check_texts(model: Any, runtime: Any) -> dict[str, Any]:
-    """Compare token ids without special tokens, with those in the text, and with added ones."""
+    """Compare token ids without special tokens, with those in the text, and with added ones.
+
+    Of pairs, the token ids with added special tokens are compared, and the token types.
+    """
     tokenizer = model.tokenizer
     if tokenizer is None:
         return {}
     texts = json.loads(Path(__file__).with_name("hostile_texts.json").read_text(encoding="utf-8"))
     texts += [f"a{token}b {token}" for token in tokenizer.special_tokens[:10]]
-    template = lookup("token_templates", model)[0]
+    template, template_of_pair = lookup("token_templates", model)
     if tokenizer.prepended_id is not None and "{bos}" not in template:
         template = "{bos} " + template
     parts = {"{bos}": [tokenizer.bos_id], "{eos}": [tokenizer.eos_id]}
@@ -229,13 +248,28 @@ def _check_texts(model: Any, runtime: Any) -> dict[str, Any]:
             (tokenizer.encode_special(text), {"add_special_tokens": False}),
             (with_added, {"split_special_tokens": True}),
         ):
-            theirs = runtime.encode(text, **options)
-            if ours != theirs:
-                i = next(i for i in range(len(ours) + 1) if ours[: i + 1] != theirs[: i + 1])
-                message = f"has the ids {ours[i : i + 5]} from token {i} here, but"
-                message += f" {theirs[i : i + 5]} in the export"
-                raise InputError(message, option=f"the text {text[:40]!r}")
-    return {"texts": len(texts)}
+            _check_ids(ours, runtime.encode(text, **options), f"the text {text[:40]!r} has the ids")
+    if template_of_pair is None:
+        return {"texts": len(texts)}
+    between = parts["{eos}"] * model.artifacts.get("n_separators", 1)
+    for pair in PAIRS:
+        first, second = map(tokenizer.encode, pair)
+        first, second = [*parts["{bos}"], *first, *between], [*second, *parts["{eos}"]]
+        compared = {"input_ids": first + second}
+        if getattr(model.config, "n_segments", 0) > 1:
+            compared["token_type_ids"] = [0] * len(first) + [1] * len(second)
+        for key, ours in compared.items():
+            theirs = runtime.encode(*pair, key=key, split_special_tokens=True)
+            _check_ids(ours, theirs, f"the pair {pair} has the {key}")
+    return {"texts": len(texts), "pairs": len(PAIRS)}
+
+
+def _check_ids(ours: list[int], theirs: list[int], name: str) -> None:
+    """Raise InputError with the first difference, if there is one."""
+    if ours != theirs:
+        i = next(i for i in range(len(ours) + 1) if ours[: i + 1] != theirs[: i + 1])
+        message = f"{name} {ours[i : i + 5]} from token {i} here, but {theirs[i : i + 5]}"
+        raise InputError(f"{message} in the export")
 
 
 def _check_images(model: Any, runtime: Any) -> dict[str, Any]:
@@ -271,16 +305,17 @@ def _largest(before: float, difference: float, limit: float, name: str) -> float
     return max(before, difference)
 
 
-def _longest(model: Any) -> int:
-    """Return the number of tokens that the model reads, at most the last of `LENGTHS`."""
+def _readable(model: Any, length: int) -> int:
+    """Return `length`, or the number of tokens that the model reads if that is smaller."""
     configs = (model.config, getattr(model.config, "encoder", None))
-    return min(LENGTHS[-1], *(getattr(x, "max_len", None) or LENGTHS[-1] for x in configs))
+    return min(length, *(getattr(x, "max_len", None) or length for x in configs))
 
 
 def _check_outputs(model: Any, runtime: Any) -> dict[str, Any]:
     """Compare the outputs for batches of several lengths with padding."""
     graphs, largest = make_graphs(model), 0.0
-    lengths = sorted({min(length, _longest(model)) for length in LENGTHS})
+    beyond = (getattr(model.config, "window", None) or LONGEST - BEYOND) + BEYOND
+    lengths = sorted({_readable(model, length) for length in (*LENGTHS, beyond)})
     for length in lengths:
         given = _batch(model, graphs, length)
         real = given.get("attention_mask", torch.empty(0, 0)).bool()
@@ -299,8 +334,9 @@ def _check_outputs(model: Any, runtime: Any) -> dict[str, Any]:
 
 def _check_greedy(model: Any, runtime: Any) -> dict[str, Any]:
     """Compare new tokens of greedy search, with padding before the prompts of a causal LM."""
-    prompt = min(PROMPT, -(-_longest(model) // 2))
-    n_new = min(NEW_TOKENS, _longest(model) - prompt)
+    longest = _readable(model, PROMPT + NEW_TOKENS)
+    prompt = min(PROMPT, -(-longest // 2))
+    n_new = min(NEW_TOKENS, longest - prompt)
     if not model.can_generate or n_new < 1:
         return {}
     graphs = make_graphs(model)
