@@ -20,7 +20,6 @@ from fourfold.edits import (
     add,
     drop,
     dump_edits,
-    edit_targets,
     hide,
     load_edits,
     mean,
@@ -30,6 +29,7 @@ from fourfold.edits import (
     set,
     zero,
 )
+from fourfold.edits.contexts import edit_targets
 from fourfold.errors import InputError
 from fourfold.finetuning.config import TuningConfig
 from fourfold.finetuning.lora import add_lora

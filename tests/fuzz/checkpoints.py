@@ -260,6 +260,8 @@ def theirs(draw: Draw, world: "World") -> Case:
         files[name] = None
     elif name.endswith(".safetensors"):
         files[name] = draw(weights(data))
+    elif name.endswith(".md"):  # nothing reads the model card
+        files[name] = draw(spoilt(data))
     else:
         tree = json.loads(data)
         assert paths(tree)

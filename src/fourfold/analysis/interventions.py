@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fourfold.edits import Operation, Run, edit, edit_targets, record, set, zero
+from fourfold.edits import Operation, Run, edit, record, set, zero
+from fourfold.edits.contexts import edit_targets
 from fourfold.errors import InputError
 from fourfold.metrics.significance import holm, t_quantile, t_test
 

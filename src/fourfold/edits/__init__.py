@@ -19,7 +19,7 @@ have an index for each head of keys and values. A recurrent decoder has 0.cross.
 0.cross.head.0. Positions are columns, counted from the first token of the sequence.
 """
 
-from fourfold.edits.contexts import edit, edit_targets, record
+from fourfold.edits.contexts import edit, record
 from fourfold.edits.operations import (
     Operation,
     add,
@@ -43,7 +43,6 @@ __all__ = [
     "drop",
     "dump_edits",
     "edit",
-    "edit_targets",
     "hide",
     "load_edits",
     "mean",
