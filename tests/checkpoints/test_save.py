@@ -93,6 +93,18 @@ def test_saving_again_replaces_the_files(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["saved"]
 
 
+def test_folders_keep_their_other_files(tmp_path: Path) -> None:
+    (tmp_path / "saved/data").mkdir(parents=True)
+    (tmp_path / "saved/data/valuable.txt").write_text("mine")
+    for content in ("{}", "[]"):
+        with staged_directory(tmp_path / "saved") as folder:
+            for name in ("data", "1_Pooling"):
+                (folder / name).mkdir()
+                (folder / name / "config.json").write_text(content)
+        assert (tmp_path / "saved/1_Pooling/config.json").read_text() == content
+        assert (tmp_path / "saved/data/valuable.txt").read_text() == "mine"
+
+
 def test_failed_save_leaves_nothing(tmp_path: Path) -> None:
 
     def fail_half_way() -> None:

@@ -105,12 +105,22 @@ def test_module_with_weights_is_reported(tmp_path: Path) -> None:
         fourfold.load(tmp_path)
 
 
-def test_file_outside_of_the_directory_is_not_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"../evil.json": {}},
+        {"adapter_config.json": {}},
+        {"tokenizer.json": {}},
+        {"data/valuable.json": {}},
+        {"modules.json": [{"path": "", "type": "evil.Transformer"}]},
+    ],
+)
+def test_other_file_or_module_is_not_written(files: dict[str, Any], tmp_path: Path) -> None:
     write_encoder(tmp_path / "theirs")
     assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "x.ckpt")]) == 0
     content = read_file(tmp_path / "x.ckpt")
-    content["fourfold"]["data"]["sentence_transformers"] = {"../evil.json": {}}
+    content["fourfold"]["data"]["sentence_transformers"] = files
     write_file(content, tmp_path / "y.ckpt")
     assert main(["export", str(tmp_path / "y.ckpt"), str(tmp_path / "ours")]) == 2
-    assert not (tmp_path / "evil.json").exists()
+    assert not list(tmp_path.rglob("evil.json"))
     assert not (tmp_path / "ours").exists()

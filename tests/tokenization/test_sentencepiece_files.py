@@ -35,7 +35,7 @@ ALPHABETS = [
     ["😀", "👍🏽", "👩‍👩‍👧", "🇩🇪", "é", " "],
     [*map(chr, range(32)), *map(chr, range(127, 160)), *"ab "],
     [*map(chr, range(0x100, 0xD800, 7)), *map(chr, range(0x10000, 0x20000, 31))],
-    ["<s>", "</s>", "<unk>", "<0x41>", "<pad>", "s>", "<", "/s", "<sep>", "@@", " ", "a", "é"],
+    ["<s>", "</s>", "<unk>", "<0x41>", "<pad>", "s>", "<", "/s", "<sep>", "@#", "the", " ", "é"],
 ]
 EDGES = ["", "▁", "▁▁ a", " ▁ ", "a ▁", "\x01", "\x00", "\x01 a", " \x01", "\u0301a", "\ufeffa"]
 
@@ -86,7 +86,7 @@ def check_equal(processor: Any, tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize("byte_fallback", [False, True])
 @pytest.mark.parametrize("prefix", [False, True])
 @pytest.mark.parametrize("remove", [False, True])
-@pytest.mark.parametrize("symbols", [[], ["<sep>", "@@"]])
+@pytest.mark.parametrize("symbols", [[], ["<sep>", "@#", "the"]])
 def test_ids_equal_those_of_sentencepiece(
     kind: str, byte_fallback: bool, prefix: bool, remove: bool, symbols: list[str], tmp_path: Path
 ) -> None:
@@ -102,7 +102,7 @@ def map_second(function: Any, pair: tuple[Any, str]) -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     ("kind", "rules", "options"),
     [
-        ("unigram", "nmt_nfkc", {"user_defined_symbols": ["<sep>", "@@"]}),
+        ("unigram", "nmt_nfkc", {"user_defined_symbols": ["<sep>", "@#"]}),
         ("bpe", "nfkc", {"split_by_whitespace": False, "byte_fallback": True}),
     ],
 )
@@ -132,7 +132,8 @@ def test_offsets_are_those_of_the_text(tmp_path: Path) -> None:
         ({"model_type": "word"}, "model_type has a value that is not supported"),
         ({"treat_whitespace_as_suffix": True}, "treat_whitespace_as_suffix has a value"),
         ({"user_defined_symbols": ["①"], "normalization_rule_name": "nfkc"}, "user-defined"),
-        ({"user_defined_symbols": ["<s", "s>"], "control_symbols": []}, "<s> cannot be told"),
+        ({"user_defined_symbols": ["日本語", "😀😀"]}, "symbols must not begin as another .* ends"),
+        ({"user_defined_symbols": ["<s", "s>"], "model_type": "bpe"}, "<s> cannot be told"),
         ({"normalization_rule_name": "nmt_nfkc_cf"}, "rules of normalization are not those of"),
         ({"normalization_rule_tsv": "rules.tsv"}, "rules of normalization are not those of"),
     ],
@@ -176,6 +177,9 @@ def test_directories_of_t5_and_llama_are_read(tmp_path: Path) -> None:
     assert t5.encode("the cat") == processor.encode("the cat")
     assert (t5.pad_id, t5.bos_id, t5.eos_id, t5.unk_id) == (0, 0, 1, 2)
     assert t5.sentinel_ids == [302, 301, 300]
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "T5Tokenizer"}')
+    t5 = Tokenizer.from_str(str(read_tokenizer(tmp_path)))
+    assert t5.sentinel_ids == list(range(399, 299, -1))
     (tmp_path / "spiece.model").unlink()
     processor, _ = train(tmp_path / "tokenizer.model", model_type="bpe", byte_fallback=True)
     settings = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True}
@@ -183,6 +187,29 @@ def test_directories_of_t5_and_llama_are_read(tmp_path: Path) -> None:
     llama = Tokenizer.from_str(str(read_tokenizer(tmp_path)))
     assert llama.encode("the cat") == processor.encode("the cat")
     assert llama.prepended_id == llama.bos_id == 1
+    del settings["add_bos_token"]
+    pieces = processor.get_piece_size()
+    added = {"added_tokens_decoder": {pieces: {"content": "<|im_start|>", "special": True}}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | added))
+    llama = Tokenizer.from_str(str(read_tokenizer(tmp_path)))
+    assert llama.prepended_id == 1  # by default
+    assert llama.encode_special("<|im_start|>")[0] == pieces
+    for wrong in (
+        {"additional_special_tokens": ["<|im_start|>"]},
+        {"added_tokens_decoder": {pieces: {"content": "<|im_start|>", "special": False}}},
+        {"added_tokens_decoder": {pieces + 1: {"content": "<|im_start|>", "special": True}}},
+        {"added_tokens_decoder": {5: {"content": "<|im_start|>", "special": True}}},
+    ):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | wrong))
+        with pytest.raises(InputError, match=r"added tokens must be special.*<\|im_start\|>"):
+            read_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"add_eos_token": True}))
+    with pytest.raises(InputError, match="add_eos_token has a value that is not supported"):
+        read_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"[PAD]": pieces}))
+    with pytest.raises(InputError, match="PAD"):
+        read_tokenizer(tmp_path)
     # Pegasus and others shift the ids.
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PegasusTokenizer"}')
     assert read_tokenizer(tmp_path) is None
@@ -193,7 +220,7 @@ def test_marian_directory_is_read(tmp_path: Path) -> None:
     source, _ = train(tmp_path / "source.spm")
     target, _ = train(tmp_path / "target.spm", model_type="bpe")
     names = {x.id_to_piece(i) for x in (source, target) for i in range(x.get_piece_size())}
-    ordered = ["</s>", "<unk>", *sorted(names - {"<s>", "</s>", "<unk>"}), "<pad>"]
+    ordered = ["</s>", "<unk>", *sorted(names - {"<s>", "</s>", "<unk>"}), "<pad>", ">>fra<<"]
     vocabulary = {name: i for i, name in enumerate(ordered)}
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
     reference = hf.MarianTokenizer(
@@ -212,6 +239,9 @@ def test_marian_directory_is_read(tmp_path: Path) -> None:
         assert tokenizer.encode(line) == wanted
         if not {"<", "\x00"} & {*line}:  # the reference takes names of special tokens for tokens
             assert reference(line)["input_ids"] == [*wanted, 0]
+    text = ">>fra<< the cat"
+    assert reference(text)["input_ids"] == [*tokenizer.encode(text), 0]
+    assert tokenizer.encode(text)[0] == vocabulary[">>fra<<"]
     ids = [vocabulary[x] for x in target.encode("the tokenizer cat", out_type=str)]
     assert tokenizer.decode([*ids, 0]) == "the tokenizer cat"
     (tmp_path / "vocab.json").write_text(json.dumps(dict.fromkeys(vocabulary, 0)))

@@ -101,8 +101,9 @@ def staged_directory(path: Path) -> Iterator[Path]:
     """Yield a temporary directory, and move its files to `path` if the `with` block succeeds.
 
     If `path` does not exist, the temporary directory is renamed to `path` in one step. In an
-    existing directory, files of the same name are replaced one by one, the file that describes the
-    model last. If `path` then contains the descriptions of both formats, the older one is removed.
+    existing directory, files of the same name are replaced one by one, also those in folders, the
+    file that describes the model last. If `path` then contains the descriptions of both formats,
+    the older one is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     staged = Path(tempfile.mkdtemp(dir=path.parent, prefix=path.name + "."))
@@ -110,12 +111,11 @@ def staged_directory(path: Path) -> Iterator[Path]:
         yield staged
         staged.chmod(0o755)  # mkdtemp makes it private
         if path.exists() and any(path.iterdir()):
-            names = sorted(os.listdir(staged), key=lambda name: name in DESCRIPTIONS)
-            for name in names:
-                if (staged / name).is_dir():
-                    shutil.rmtree(path / name, ignore_errors=True)
+            files = [str(x.relative_to(staged)) for x in staged.rglob("*") if x.is_file()]
+            for name in sorted(files, key=lambda name: name in DESCRIPTIONS):
+                (path / name).parent.mkdir(parents=True, exist_ok=True)
                 os.replace(staged / name, path / name)
-            for name in set(DESCRIPTIONS).difference(names):  # description in the other format
+            for name in set(DESCRIPTIONS).difference(files):  # description in the other format
                 (path / name).unlink(missing_ok=True)
         else:
             os.replace(staged, path)  # also replaces an empty directory

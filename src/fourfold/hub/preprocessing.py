@@ -41,7 +41,7 @@ _IMAGE_DEFAULTS: dict[str, Any] = {
 }
 MULTI_LABEL = "multi_label_classification"  # value of `problem_type` in config.json
 _MODULES_FILE = "modules.json"  # of sentence-transformers
-_SENTENCE_FILE = re.compile(r"(\w+/)?\w+\.json")
+_SENTENCE_FILE = re.compile(r"modules\.json|\d+_\w+/config\.json|\w*sentence_\w+\.json")
 _SENTENCE_MODULE = re.compile(r"sentence_transformers\.(.*\.)?(Transformer|Pooling|Normalize)")
 _ALLOWED = {
     "do_resize": (True,),
@@ -252,7 +252,7 @@ def read_sentence_files(path: Path) -> dict[str, Any]:
         return {}
     modules = parse_json(read_text(str(file)), str(file))
     with reading(file):
-        if other := [x["type"] for x in modules if not _SENTENCE_MODULE.fullmatch(x["type"])]:
+        if other := _unknown_modules(modules):
             message = f"pooling and length are not kept, since modules are unknown: {other[0]}"
             warnings.warn(f"{file}: {message[:160]}", stacklevel=1)
             return {}
@@ -264,16 +264,23 @@ def read_sentence_files(path: Path) -> dict[str, Any]:
     return {_MODULES_FILE: modules, **files, "sentence_bert_config.json": settings}
 
 
+def _unknown_modules(modules: Sequence[Mapping[str, str]]) -> list[str]:
+    return [x["type"] for x in modules if not _SENTENCE_MODULE.fullmatch(x["type"])]
+
+
 def write_sentence_files(path: Path, files: Mapping[str, Any]) -> None:
     """Write the result of `read_sentence_files` to a directory.
 
     Raises:
-        InputError: A name is none of sentence-transformers.
+        InputError: A name is none of sentence-transformers, or a module is unknown.
     """
+    with reading(path):  # a file could be anywhere, and a module any class that is then imported
+        wrong = [name for name in files if not _SENTENCE_FILE.fullmatch(name)]
+        wrong += _unknown_modules(files.get(_MODULES_FILE, []))
+    if wrong:
+        message = f"must be a file or module of sentence-transformers, got {wrong[0][:80]!r}"
+        raise InputError(message, file=path)
     for name, content in files.items():
-        if not _SENTENCE_FILE.fullmatch(name):  # it could be anywhere on the machine
-            message = f"must be a file of sentence-transformers, got {name[:80]!r}"
-            raise InputError(message, file=path)
         (path / name).parent.mkdir(exist_ok=True)
         write_json(path / name, content)
 

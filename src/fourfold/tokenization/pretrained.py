@@ -22,7 +22,10 @@ TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 SOURCE_FILE = "source.spm"  # of Marian
 _SENTENCEPIECE_FILES = ("spiece.model", "tokenizer.model")
 # Classes of transformers that take texts and ids of sentencepiece as they are, unlike Pegasus'.
-_SENTENCEPIECE_CLASSES = ("t5tokenizer", "llamatokenizer", "gemmatokenizer")
+# The values are their defaults.
+_BOS: dict[str, Any] = {"add_bos_token": True}
+_SENTENCEPIECE_CLASSES = {"llamatokenizer": _BOS, "gemmatokenizer": _BOS}
+_SENTENCEPIECE_CLASSES["t5tokenizer"] = {"extra_ids": 100}
 _WORD_END = "</w>"
 _END_OF_TEXT = "<|endoftext|>"
 
@@ -81,11 +84,8 @@ def tokenizer_files(path: Path, vocab_size: int | None = None) -> TokenizerConfi
         if os.path.lexists(path / "vocab.json") and os.path.lexists(path / merges):
             return TokenizerConfig(file=str(path / "vocab.json"), merges=str(path / merges))
     files = (f"tok{vocab_size}.bin", "tokenizer.bin") if vocab_size else ()
-    if find_spec("sentencepiece") is not None:
-        kind = read_json(path / "config.json", optional=True).get("model_type", "") + "tokenizer"
-        kind = read_json(path / TOKENIZER_CONFIG_FILE, optional=True).get("tokenizer_class") or kind
-        if kind.lower().removesuffix("fast") in _SENTENCEPIECE_CLASSES:
-            files = (*_SENTENCEPIECE_FILES, *files)
+    if find_spec("sentencepiece") is not None and _sentencepiece_settings(path)[0]:
+        files = (*_SENTENCEPIECE_FILES, *files)
     found = (path / name for name in files if os.path.lexists(path / name))
     return next((TokenizerConfig(file=str(file)) for file in found), None)
 
@@ -121,7 +121,7 @@ def _load(config: TokenizerConfig, file: str) -> Tokenizer:
             return sentencepiece_files.load_sentencepiece(file, config.merges)
         return _load_gpt(file, config.merges)
     if file.endswith((".model", ".spm")):
-        settings = read_json(Path(file).parent / TOKENIZER_CONFIG_FILE, optional=True)
+        _, settings = _sentencepiece_settings(Path(file).parent)
         return sentencepiece_files.load_sentencepiece(None, file, settings)
     if file.endswith(".bin"):
         return sentencepiece_files.load_llama2c(file)
@@ -140,6 +140,14 @@ def _load(config: TokenizerConfig, file: str) -> Tokenizer:
         message = "this is not a checkpoint with a tokenizer, or it is corrupted"
         raise InputError(message, file=file) from error
     return Tokenizer.from_str(text, file)
+
+
+def _sentencepiece_settings(path: Path) -> tuple[bool, dict[str, Any]]:
+    """Return if a directory names a class of `_SENTENCEPIECE_CLASSES`, and its settings."""
+    settings = read_json(path / TOKENIZER_CONFIG_FILE, optional=True)
+    kind = read_json(path / "config.json", optional=True).get("model_type", "") + "tokenizer"
+    kind = (settings.get("tokenizer_class") or kind).lower().removesuffix("fast")
+    return kind in _SENTENCEPIECE_CLASSES, _SENTENCEPIECE_CLASSES.get(kind, {}) | settings
 
 
 def _check_values(path: Path) -> None:

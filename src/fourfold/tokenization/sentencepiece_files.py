@@ -9,14 +9,16 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
 
 from fourfold.errors import InputError, reading
+from fourfold.json_files import read_json
 from fourfold.text_files import parse_json, read_bytes, read_text
 from fourfold.tokenization.tokenizer import SENTINEL, Tokenizer
 
@@ -37,14 +39,15 @@ def load_sentencepiece(
 
     Args:
         vocabulary_file: Path of Marian's vocab.json, whose ids replace those of the model. Tokens
-            that the model lacks are only decoded.
+            that the model lacks are only decoded, except language codes such as >>fra<<.
         file: Path of the model.
-        settings: Content of tokenizer_config.json: `extra_ids`, the number of sentinels of T5, and
-            `add_bos_token`.
+        settings: Content of tokenizer_config.json: `extra_ids`, the number of sentinels of T5,
+            `add_bos_token`, `added_tokens_decoder` and `additional_special_tokens`.
 
     Raises:
-        InputError: The package sentencepiece is not installed; the file is corrupted; or the
-            `tokenizers` library cannot represent the model.
+        InputError: The package sentencepiece is not installed; the file is corrupted; the
+            `tokenizers` library cannot represent the model; `add_eos_token` is true; or an added
+            token is not special, or its id does not follow those of the pieces.
     """
     try:
         from sentencepiece import SentencePieceNormalizer, SentencePieceProcessor
@@ -64,19 +67,21 @@ def load_sentencepiece(
         "model_type": train.model_type not in (_UNIGRAM, _BPE),
         "treat_whitespace_as_suffix": train.treat_whitespace_as_suffix,
         "escape_whitespaces": not spec.escape_whitespaces,
+        "add_eos_token": bool(settings.get("add_eos_token")),
         "denormalizer_spec": bool(proto.denormalizer_spec.precompiled_charsmap),
         "pieces": bool(_texts(pieces, _UNUSED)) or any(len(x) == 1 for x in special),
     }
     for name in filter(unsupported.__getitem__, unsupported):
         raise InputError("has a value that is not supported", option=name, file=file)
     with reading(file):
-        names = [*pieces]
+        names, codes = [*pieces], list[str]()
         if vocabulary_file is not None:
             pieces["<pad>"] = (0.0, _CONTROL)
-            names = _marian_names(vocabulary_file, pieces)
+            names, codes = _marian_names(vocabulary_file, pieces)
             special = [x for x in (*special, "<pad>") if x in names]
         make = _unigram_backend if train.model_type == _UNIGRAM else _bpe_backend
         backend = make(pieces, names)
+        backend.add_tokens([AddedToken(x, normalized=False) for x in codes])
         start = _START if spec.add_dummy_prefix else ""
         steps: list[Any] = [normalizers.Prepend(start)] if start else []
         if spec.precompiled_charsmap:
@@ -86,6 +91,7 @@ def load_sentencepiece(
             pattern = rf"(?<=\A{start}) +|[ {_SPACE}{start}]+\z| +(?= )"
             steps.append(normalizers.Replace(Regex(pattern), ""))
         special += [SENTINEL.format(i) for i in reversed(range(settings.get("extra_ids", 0)))]
+        special += _added_tokens(file, settings, [*dict.fromkeys([*names, *special])])
         strip = 1 << 30 if spec.remove_extra_whitespaces else int(spec.add_dummy_prefix)
         return _finish(backend, file, steps, special, strip, settings.get("add_bos_token"))
 
@@ -119,15 +125,38 @@ def _texts(pieces: Pieces, *kinds: int) -> list[str]:
     return [text for text, (_, kind) in pieces.items() if kind in kinds]
 
 
-def _marian_names(file: str, pieces: Pieces) -> list[str]:
-    """Return the tokens of vocab.json by id; those that are no pieces are hidden from texts."""
+def _added_tokens(file: str, settings: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """Return the special tokens that the files of transformers add to the tokens `names`."""
+    entries = settings.get("added_tokens_decoder") or {}
+    listed = settings.get("additional_special_tokens") or []
+    special = [x["content"] if isinstance(x, dict) else x for x in listed]
+    special += [x["content"] for x in entries.values() if x.get("special")]
+    added = {
+        i: x for x, i in read_json(Path(file).parent / "added_tokens.json", optional=True).items()
+    }
+    added |= {int(i): x["content"] for i, x in entries.items()}
+    tokens = [*names, *(x for i, x in sorted(added.items()) if i >= len(names) and x in special)]
+    wrong = [x for i, x in added.items() if tokens[i : i + 1] != [x]]
+    if wrong := [*wrong, *(x for x in special if x not in tokens)]:
+        message = f"must be special and have ids that follow the pieces, got {wrong[:3]}"
+        raise InputError(message, option="the added tokens", file=file)
+    return tokens[len(names) :]
+
+
+def _marian_names(file: str, pieces: Pieces) -> tuple[list[str], list[str]]:
+    """Return the tokens of vocab.json by id, and those that are language codes.
+
+    Tokens that are neither pieces nor language codes are hidden from texts.
+    """
     vocabulary = parse_json(read_text(file), file)
+    codes = [x for x in vocabulary if re.fullmatch(">>.+<<", x) and x not in pieces]
+    pieces |= dict.fromkeys(codes, (0.0, _CONTROL))  # not to be found by the model
     missing = {*_texts(pieces, _NORMAL, _USER, _UNKNOWN)} - vocabulary.keys()
     if missing or sorted(vocabulary.values()) != list(range(len(vocabulary))):
         message = f"must map all pieces to ids from 0, without gaps; missing: {[*missing][:1]}"
         raise InputError(message, option="the vocabulary", file=file)
     ordered = sorted(vocabulary, key=vocabulary.__getitem__)
-    return [x if x in pieces else _HIDDEN + x for x in ordered]
+    return [x if x in pieces else _HIDDEN + x for x in ordered], codes
 
 
 def _finish(
@@ -164,8 +193,10 @@ def _bpe_backend(pieces: Pieces, names: Sequence[str]) -> Backend:
     """Return a tokenizer that merges, as sentencepiece, any pair whose text is a piece."""
     scores = {text: pieces[text][0] for text in _texts(pieces, _NORMAL)}
     joined = sorted((text for text in scores if len(text) > 1), key=scores.__getitem__)[::-1]
-    if len({scores[text] for text in joined}) < len(joined) or not {*"".join(joined)} <= {*scores}:
-        message = "must have different scores, and their characters must be pieces"
+    differ = len({scores[text] for text in joined}) == len(joined)
+    # The number of pairs, and the time for each, grows with the length of a piece.
+    if not differ or not {*"".join(joined)} <= {*scores} or max(map(len, scores)) > 1000:
+        message = "must have different scores and at most 1,000 characters, which must be pieces"
         raise InputError(message, option="the pieces")
     pairs = ((text[:i], text[i:]) for text in joined for i in range(1, len(text)))
     options: dict[str, Any] = {
@@ -189,10 +220,14 @@ def _bpe_backend(pieces: Pieces, names: Sequence[str]) -> Backend:
 
 
 def _unigram_backend(pieces: Pieces, names: Sequence[str]) -> Backend:
-    best = max(pieces[text][0] for text in _texts(pieces, _NORMAL))
+    symbols = _texts(pieces, _USER)
+    cuts = [(x[:i], x[i:]) for x in symbols for i in range(1, len(x))]
+    if overlaps := {x for x, _ in cuts} & {x for _, x in cuts}:  # equal scores, rounded otherwise
+        message = f"must not begin as another or the same one ends: {sorted(overlaps)[0]!r}"
+        raise InputError(message, option="user-defined symbols")
     scores = {text: score for text, (score, _) in pieces.items()}
-    # The score that sentencepiece computes for its user-defined symbols.
-    scores |= {text: len(text.encode()) * best - 0.1 for text in _texts(pieces, _USER)}
+    # sentencepiece computes it from the largest score or 0, whichever is larger.
+    scores |= dict.fromkeys(symbols, -0.1)
     entries = [(name, scores.get(name, 0.0)) for name in names]
     unk_id = names.index(_texts(pieces, _UNKNOWN)[0])
     model = models.Unigram(entries, unk_id, bool(_texts(pieces, _BYTE)))

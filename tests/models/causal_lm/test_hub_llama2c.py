@@ -92,6 +92,14 @@ def test_logits_match_and_export_is_a_llama(tied: bool, tmp_path: Path) -> None:
     assert back.generation_config.eos_token_id == 1
 
 
+def sized(width: int, n_heads: int, n_kv_heads: int) -> bytes:
+    """Return a file of zeros with one layer, whose length suits the sizes."""
+    d_head = width // n_heads
+    heads = (2 * n_heads + 2 * n_kv_heads) * d_head * width
+    n = 7 * width + 3 * width + heads + 3 * 20 * width + 2 * 16 * (d_head // 2)
+    return struct.pack("<7i", width, 20, 1, n_heads, n_kv_heads, 7, 16) + bytes(4 * n)
+
+
 def test_damaged_model_is_rejected(tmp_path: Path, capsys: Any) -> None:
     """Every bit of the sizes, and every length, is checked; a number of a weight may be any."""
     file = write(tmp_path, llama(True))
@@ -101,7 +109,10 @@ def test_damaged_model_is_rejected(tmp_path: Path, capsys: Any) -> None:
         for bit in range(7 * 32)
     )
     cut = (content[:n] for n in (0, 1, 3, 4, 27, 28, 29, 31, 32, 60, 1000, len(content) - 4))
-    for changed in (*flipped, *cut, content + b"\0" * 4):
+    # Sizes that suit the length: an odd head width, heads that are no multiple.
+    shapes = [(24, 8, 8), (24, 5, 5), (24, 4, 3)]
+    odd = (sized(*shape) for shape in shapes)
+    for changed in (*flipped, *cut, *odd, content + b"\0" * 4):
         file.write_bytes(changed)
         with pytest.raises(InputError, match=r"m\.bin"):
             fourfold.load(file)
@@ -128,6 +139,8 @@ def test_damaged_tokenizer_is_rejected_or_read(tmp_path: Path) -> None:
     for n in range(0, len(content) - 1, 37):
         assert load_changed(file, content[:n]).startswith(str(file))
     assert "ends in token 262" in load_changed(file, content[:-1])
+    long = struct.pack("<fi", -9.0, 100_000) + b"a" * 100_000
+    assert "at most 1,000 characters" in load_changed(file, content + long)
 
 
 def test_tokenizer_of_another_model_is_rejected(tmp_path: Path) -> None:

@@ -61,7 +61,8 @@ def read_checkpoint(
     if vocab_size > 0:  # a negative size marks an output matrix of its own
         del shapes["lm_head.weight"]
     sizes = [prod(shape) for shape in shapes.values()]
-    if min(*header[:5], *sizes) < 1 or sum(sizes) + len(_SIZES) != len(numbers):
+    fits = min(*header[:5], *sizes) > 0 and sum(sizes) + len(_SIZES) == len(numbers)
+    if not fits or width % n_heads + d_head % 2 + n_heads % n_kv_heads:
         message = f"is no llama2.c model: {len(numbers)} numbers do not suit the sizes {header}"
         raise InputError(message, option="the file")
     tensors: dict[str, Tensor] = {}
