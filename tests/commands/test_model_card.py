@@ -155,7 +155,7 @@ def test_class_of_a_stranger_is_not_imported(run: Run, trained: Train, here: Pat
 def test_secrets_are_left_out() -> None:
     values = {
         "hub": {"path": "a", "options": {"token": "SECRET", "storage_options": {"a": "SECRET"}}},
-        "train": ["/home/SECRET/a.txt", ("~/SECRET/b.txt", "https://SECRET:SECRET@x.org/c.txt")],
+        "train": ["/mnt/SECRET/a.txt", ("~/SECRET/b.txt", "https://SECRET:SECRET@x.org/c.txt")],
         "url": "https://x.org/d.txt?v=1&access_token=SECRET",
         "logger": [{"init_args": {"api_key": "SECRET", "key": "SECRET", "n": 1}}],
         "max_tokens": 3,
@@ -181,7 +181,7 @@ def test_secrets_are_left_out() -> None:
         ("json", None),
         ("./texts", None),
         ("here", None),
-        ("/home/alice/wikitext", None),
+        ("/mnt/alice/wikitext", None),
     ],
 )
 def test_card_of_a_dataset_of_the_hub(

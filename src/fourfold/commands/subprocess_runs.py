@@ -82,15 +82,20 @@ def run(
         _children.add(child)
         if _received:
             child.terminate()
-        try:
-            code = child.wait(limit)
-        except subprocess.TimeoutExpired:
-            child.terminate()
-            code = child.wait()
-        code = code if code >= 0 else 128 - code  # the convention of shells
+        code = _wait(child, limit)
         _children.discard(child)
         # Report a stop even if the child finished normally, so that the next command does not start
         return code if not _received or is_stop(code) else 128 + _received[0]
+
+
+def _wait(child: "subprocess.Popen[bytes]", limit: float | None) -> int:
+    """Wait for a subprocess, which gets SIGTERM after `limit` seconds, and return its exit code."""
+    try:
+        code = child.wait(limit)
+    except subprocess.TimeoutExpired:
+        child.terminate()
+        code = child.wait()
+    return code if code >= 0 else 128 - code  # the convention of shells
 
 
 def is_stop(code: int) -> bool:
