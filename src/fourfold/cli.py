@@ -54,7 +54,7 @@ COMMANDS = {
     "caption": (INFER, "describe one image file per line"),
     "score": (INFER, "log-probability of one text per line"),
     "evaluate": (INFER, "accuracy on minimal pairs (BLiMP, Zorro), LAMBADA or GLUE"),
-    "ablate": ("commands.ablate", "change of the loss without each head or sub-layer"),
+    "ablate": ("commands.infer.ablate", "change of the loss without each head or sub-layer"),
     "look": ("commands.look", "one HTML file with the attention of a checkpoint"),
     "import": (CONVERT, "write a checkpoint from a directory of transformers"),
     "export": (CONVERT, "write a directory of transformers from a checkpoint"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fourfold.cli import main
-from fourfold.commands import ablate
+from fourfold.commands.infer import ablate
 
 SHORT = ["--trainer.max_steps", "2", "--trainer.limit_val_batches", "1", "--log_samples", "false"]
 

@@ -1,4 +1,11 @@
-"""`fourfold ablate`: the change of a checkpoint's loss without each head or sub-layer."""
+"""Measure how the loss of a checkpoint changes without each head or sub-layer.
+
+The output of one head, or of all heads or hidden neurons of one sub-layer, is replaced. The
+examples are rows of the run directory's own data, and the loss is that on which the task trains, in
+evaluation mode. zero also removes what a value bias adds to every token; mean puts the mean over
+other rows in its place, resample the vector of a random token of other rows. The intervals are over
+rows, and p has Holm's correction. If a head has no effect, other heads may do the same.
+"""
 
 import shlex
 from collections.abc import Sequence
@@ -19,14 +26,6 @@ from fourfold.core.validation import check_positive
 from fourfold.errors import InputError
 from fourfold.training.loading import load_task
 
-DESCRIPTION = """\
-Measure how the loss of a checkpoint changes if the output of one head, or of all heads or hidden
-neurons of one sub-layer, is removed. The examples are rows of the run directory's own data."""
-EPILOG = """\
-The loss is that on which the task trains, in evaluation mode. zero also removes what a value bias
-adds to every token; mean puts the mean over other rows in its place, resample the vector of a
-random token of other rows. The intervals are over rows, and p has Holm's correction. A head without
-an effect may still be backed up by others."""
 SIGNIFICANT = 0.05
 ROWS_TO_COMPARE = 8  # in an example of a contrastive task, whose loss is 0 for one row
 
@@ -37,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         InputError: An option, the checkpoint or its data are invalid.
     """
-    parser = OptionParser(prog="fourfold ablate", description=DESCRIPTION, epilog=EPILOG)
+    parser = OptionParser(prog="fourfold ablate", description=__doc__)
     add = parser.add_argument
     add("--checkpoint", required=True, metavar="PATH", help="run directory, or a checkpoint in it")
     parser.add_allow_class()
@@ -66,11 +65,11 @@ def main(argv: Sequence[str]) -> int:
     rows = choose_rows(len(data.split(options.split)), options.rows)
     size = ROWS_TO_COMPARE if task.compares_rows else 1
     examples = batches(data, options.split, rows, size, device)
-    free = np.setdiff1d(
-        np.arange(len(data.split("train"))), rows if options.split == "train" else []
-    )
-    other_rows = free[choose_rows(len(free), options.rows)]
-    others = batches(data, "train", other_rows, size, device)
+    others = []
+    if options.kind != "zero":
+        used: Any = rows if options.split == "train" else []
+        free = np.setdiff1d(np.arange(len(data.split("train"))), used)
+        others = batches(data, "train", free[choose_rows(len(free), options.rows)], size, device)
     base, effects = ablation(
         task.model, examples, task.step, by=options.by, kind=options.kind, others=others
     )
