@@ -293,6 +293,14 @@ def test_bad_input_is_reported_before_a_run(here: Path, run: Run, trainings: Tra
         result = run(*CALL, *words)
         assert (result.code, result.err.count("\n")) == (2, 1), result.err
         assert message in result.err
+    for command in ("sweep", "seeds"):  # without a config
+        for words, message in (
+            ([], "--model must be given"),
+            (["--model.class_path", "CausalLanguageModeling"], "--data must be given"),
+        ):
+            result = run(command, *CALL[1:3], "--seeds=", *words)
+            assert (result.code, result.err.count("\n")) == (2, 1), result.err
+            assert message in result.err
     assert (trainings.calls, list(here.iterdir())) == ([], [])
 
 
@@ -407,6 +415,9 @@ def test_a_killed_sweep_gives_the_same_table(here: Path) -> None:
         return sum(len(file.read_text()) for file in here.glob("b/*/*/steps"))
 
     for kill in ("alone", "group", signal.SIGINT, signal.SIGTERM):
+        if kill == signal.SIGINT:  # a training whose sweep was killed alone goes on
+            for run in here.glob("b/*/seed_?"):
+                subprocess_runs.wait_until_unlocked(run, 60)
         before, process = n_steps(), start(here, "b")
         while n_steps() < before + 4:
             assert process.poll() is None

@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
     folder, runs = Path(options.run_dir), []
     for setting, point in (make_grid(words, space) if is_sweep else {"": words}).items():
         recipe = expand_arguments(point)
-        check_keys(recipe)
+        check_keys(recipe, ("model", "data"))
         for seed in seeds:
             path = folder / directory_name(setting) / f"seed_{seed}"
             given = [*recipe, "--run_dir", str(path), SEED, str(seed)]

@@ -6,7 +6,7 @@ init_args of a YAML file.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
@@ -44,7 +44,7 @@ def load_schema() -> dict[str, Any]:
     return json.loads((recipes_folder() / "schema.json").read_text("utf-8"))
 
 
-def check_keys(arguments: list[str]) -> list[str]:
+def check_keys(arguments: list[str], required: Sequence[str] = ()) -> list[str]:
     """Check that the config files and options of a command line contain no misspelt key.
 
     Numbers and choices of the command line are checked, too; other values are left to jsonargparse.
@@ -53,14 +53,15 @@ def check_keys(arguments: list[str]) -> list[str]:
 
     Args:
         arguments: Command-line arguments that `expand_arguments` returned.
+        required: Sections that must be given, such as model.
 
     Returns:
         Names or import paths of the classes of the model and the data.
 
     Raises:
         InputError: A key or a class of fourfold is not known, a key appears twice in a file, a
-            section is not a mapping, or an option has a value of another type or out of range. For
-            a config file, the error names file and line.
+            section is not a mapping, a section is missing, or an option has a value of another type
+            or out of range. For a config file, the error names file and line.
     """
     given: list[tuple[Path | None, str, int, Any]] = [
         (None, name.replace("init_args.", ""), 0, value) for name, value in options(arguments)
@@ -70,6 +71,9 @@ def check_keys(arguments: list[str]) -> list[str]:
         if not isinstance(root, yaml.MappingNode):
             raise InputError("a config must be a mapping such as `model: ...`", file=file)
         given += [(file, *entry) for entry in entries(root)]
+    sections = {name.partition(".")[0] for _, name, _, _ in given}
+    if missing := [section for section in required if section not in sections]:
+        raise InputError("must be given, as an option or in a --config", option=f"--{missing[0]}")
     paths = {
         section: {
             path
