@@ -16,15 +16,7 @@ from fourfold.families import members
 
 ROOT = Path(__file__).resolve().parents[1] / "src"
 HEADER = "# Written by scripts/type_stubs.py; do not edit.\n\n"
-# Names in a stub besides the imports. Families of other packages add models and tasks.
-ANY = "from typing import Any\n\n", "\ndef __getattr__(name: str) -> Any: ...\n"
-OTHERS = {
-    "fourfold": ("", "\n__version__: str\n"),
-    "fourfold.data": ("", ""),
-    "fourfold.metrics": ("", ""),
-    "fourfold.models": ANY,
-    "fourfold.tasks": ANY,
-}
+PACKAGES = ("fourfold", *(f"fourfold.{x}" for x in ("data", "metrics", "models", "tasks")))
 
 
 def modules_of(package: str) -> dict[str, str]:
@@ -44,15 +36,20 @@ def make_stub(package: str) -> str:
         line = f"from {module} import {name} as {name}\n"
         long = f"from {module} import (\n    {name} as {name},\n)\n"
         imports.append(line if len(line) <= 101 else long)
-    before, after = OTHERS[package]
-    return HEADER + before + "".join(imports) + after
+    if not hasattr(import_module(package), "__all__"):  # families of other packages add names
+        other = "def __getattr__(name: str) -> Any: ...\n"
+        return "\n".join([HEADER + "from typing import Any\n", "".join(imports), other])
+    names: Any = sorted(import_module(package).__all__)
+    listed = "".join(f'    "{name}",\n' for name in names)
+    own = "__version__: str\n" if "__version__" in names else ""
+    return f"{HEADER}{''.join(imports)}\n{own}__all__ = [\n{listed}]\n"
 
 
 def main() -> int:
     """Write the stubs, or check that the committed files are up to date."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--check", action="store_true", help="compare the files, write nothing")
-    stubs = {ROOT / x.replace(".", "/") / "__init__.pyi": make_stub(x) for x in OTHERS}
+    stubs = {ROOT / x.replace(".", "/") / "__init__.pyi": make_stub(x) for x in PACKAGES}
     if parser.parse_args().check:
         return int(any(text != file.read_text(encoding="utf-8") for file, text in stubs.items()))
     for file, text in stubs.items():

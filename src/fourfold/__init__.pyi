@@ -23,3 +23,27 @@ from fourfold.models.registry import create as create
 from fourfold.models.registry import list_models as list_models
 
 __version__: str
+__all__ = [
+    "Family",
+    "TextScore",
+    "TokenScore",
+    "__version__",
+    "attention_maps",
+    "beam_search",
+    "caption",
+    "classify",
+    "create",
+    "edit",
+    "fill",
+    "generate",
+    "generate_text",
+    "list_models",
+    "load",
+    "look",
+    "record",
+    "register",
+    "save",
+    "score",
+    "tag",
+    "translate",
+]

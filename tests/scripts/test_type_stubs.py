@@ -4,10 +4,10 @@ from importlib import import_module
 
 import pytest
 
-from scripts.type_stubs import OTHERS, ROOT, make_stub, modules_of
+from scripts.type_stubs import PACKAGES, ROOT, make_stub, modules_of
 
 
-@pytest.mark.parametrize("package", OTHERS)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_committed_stub_names_what_can_be_imported(package: str) -> None:
     """If not: python scripts/type_stubs.py."""
     file = ROOT / package.replace(".", "/") / "__init__.pyi"

@@ -16,3 +16,22 @@ from fourfold.data.vision.captioning import CaptionData as CaptionData
 from fourfold.data.vision.image_classification import ImageData as ImageData
 from fourfold.data.vision.masked_images import MaskedImageData as MaskedImageData
 from fourfold.data.vision.segmentation import SegmentationData as SegmentationData
+
+__all__ = [
+    "CaptionData",
+    "CausalTextData",
+    "DocumentData",
+    "GlueData",
+    "ImageData",
+    "MaskedImageData",
+    "MaskedTextData",
+    "QuestionData",
+    "RecallData",
+    "SegmentationData",
+    "SequenceData",
+    "SpanCorruptionData",
+    "SyntheticSequenceData",
+    "TokenData",
+    "TranslationData",
+    "TrecData",
+]

@@ -12,3 +12,18 @@ from fourfold.metrics.retrieval import RetrievalScores as RetrievalScores
 from fourfold.metrics.squad import Answer as Answer
 from fourfold.metrics.squad import SquadScores as SquadScores
 from fourfold.metrics.translation import TranslationScores as TranslationScores
+
+__all__ = [
+    "Answer",
+    "CaptionScores",
+    "ClassificationScores",
+    "EntityScores",
+    "Mean",
+    "MultiLabelScores",
+    "Perplexity",
+    "RegressionScores",
+    "RetrievalScores",
+    "SquadScores",
+    "TranslationScores",
+    "lower_is_better",
+]
