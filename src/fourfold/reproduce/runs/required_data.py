@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fourfold.errors import InputError
 from fourfold.reproduce.tables import Table
+from fourfold.text_files import sha256
 
 
 def find_files(table: Table, tier: str) -> dict[str, Path]:
@@ -41,8 +42,7 @@ def hashes(files: Mapping[str, Path]) -> dict[str, str]:
 def _hash(path: Path) -> str:
     """Return the SHA-256 of a file or directory as a hexadecimal string."""
     if path.is_file():
-        with path.open("rb") as content:
-            return hashlib.file_digest(content, "sha256").hexdigest()
+        return sha256(path)
     digest = hashlib.sha256()
     for folder, subfolders, names in os.walk(path, followlinks=True):
         subfolders.sort()
