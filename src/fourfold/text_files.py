@@ -102,12 +102,6 @@ def hash_file(path: str) -> str:
         return hashlib.file_digest(stream, "blake2b").hexdigest()
 
 
-def sha256(file: Path) -> str:
-    """Return the SHA-256 of the bytes of a file as a hexadecimal string."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 @contextmanager
 def _opened(path: str) -> Iterator[Any]:
     """Open a file as a stream of decompressed bytes."""

@@ -32,12 +32,11 @@ from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.storage import WriteResult
 
-from fourfold.atomic_files import disk_errors, replace, sync
+from fourfold.atomic_files import disk_errors, replace, sha256, sync
 from fourfold.checkpoints.schema import INDEX, MAX_VALUES, parts
 from fourfold.core.validation import check_nesting
 from fourfold.errors import InputError
 from fourfold.hub.directory import load_archive
-from fourfold.text_files import sha256
 
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or unini")
 # Entries of a checkpoint that consist of weights and optimizer states.

@@ -5,9 +5,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from fourfold.atomic_files import sha256
 from fourfold.errors import InputError
 from fourfold.reproduce.tables import Table
-from fourfold.text_files import sha256
 
 
 def find_files(table: Table, tier: str) -> dict[str, Path]:
