@@ -6,6 +6,7 @@ Shapes: B sequences, T tokens.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,7 +61,7 @@ class Masking:
         self.config = config
         self.tokenizer = tokenizer
         self.seed = seed
-        self.mask_id = tokenizer.mask_id
+        self.mask_id: Any = tokenizer.mask_id  # not None in the DataModules with masks
         self.is_special = np.zeros(tokenizer.vocab_size, bool)
         self.is_special[tokenizer.special_ids] = True
         self.ordinary_ids = np.flatnonzero(~self.is_special)
