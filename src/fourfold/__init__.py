@@ -6,42 +6,19 @@ and `fourfold --help` do not import torch.
 
 from importlib import import_module
 
+from fourfold.lazy_names import lazy_names
+
 __version__ = "0.3.0"
 
-_MODULES = {
-    "Family": "fourfold.families",
-    "TextScore": "fourfold.generation.score",
-    "TokenScore": "fourfold.generation.score",
-    "attention_maps": "fourfold.analysis.attention_maps",
-    "beam_search": "fourfold.generation",
-    "caption": "fourfold.commands.infer.caption",
-    "classify": "fourfold.commands.infer.classify",
-    "create": "fourfold.models.registry",
-    "edit": "fourfold.edits",
-    "fill": "fourfold.commands.infer.fill_mask",
-    "generate": "fourfold.generation",
-    "generate_text": "fourfold.commands.infer.generate",
-    "list_models": "fourfold.models.registry",
-    "load": "fourfold.checkpoints.load",
-    "look": "fourfold.explorer.write",
-    "record": "fourfold.edits",
-    "register": "fourfold.families",
-    "save": "fourfold.checkpoints.save",
-    "score": "fourfold.generation.score",
-    "tag": "fourfold.commands.infer.classify",
-    "translate": "fourfold.commands.infer.translate",
-}
 _SUBPACKAGES = ("callbacks", "data", "edits", "generation", "loggers", "metrics", "models", "tasks")
-__all__ = ["__version__", *_MODULES]
+_names, _import_name = lazy_names(__name__, __file__)
+__all__ = ["__version__", *_names]
 
 
 def __getattr__(name: str) -> object:
     if name in _SUBPACKAGES:
         return import_module(f"fourfold.{name}")
-    if name not in _MODULES:
-        raise AttributeError(f"module 'fourfold' has no attribute {name!r}")
-    value = getattr(import_module(_MODULES[name]), name)
-    globals()[name] = value
+    value = globals()[name] = _import_name(name)
     return value
 
 

@@ -1,4 +1,4 @@
-# Written by scripts/type_stubs.py; do not edit.
+# `fourfold.lazy_names` imports these names when they are first accessed.
 
 from fourfold.analysis.attention_maps import attention_maps as attention_maps
 from fourfold.checkpoints.load import load as load
@@ -23,27 +23,4 @@ from fourfold.models.registry import create as create
 from fourfold.models.registry import list_models as list_models
 
 __version__: str
-__all__ = [
-    "Family",
-    "TextScore",
-    "TokenScore",
-    "__version__",
-    "attention_maps",
-    "beam_search",
-    "caption",
-    "classify",
-    "create",
-    "edit",
-    "fill",
-    "generate",
-    "generate_text",
-    "list_models",
-    "load",
-    "look",
-    "record",
-    "register",
-    "save",
-    "score",
-    "tag",
-    "translate",
-]
+__all__: list[str]

@@ -1,4 +1,4 @@
-# Written by scripts/type_stubs.py; do not edit.
+# `fourfold.lazy_names` imports these names when they are first accessed.
 
 from fourfold.data.text.causal_lm import CausalTextData as CausalTextData
 from fourfold.data.text.document_classification import DocumentData as DocumentData
@@ -17,21 +17,4 @@ from fourfold.data.vision.image_classification import ImageData as ImageData
 from fourfold.data.vision.masked_images import MaskedImageData as MaskedImageData
 from fourfold.data.vision.segmentation import SegmentationData as SegmentationData
 
-__all__ = [
-    "CaptionData",
-    "CausalTextData",
-    "DocumentData",
-    "GlueData",
-    "ImageData",
-    "MaskedImageData",
-    "MaskedTextData",
-    "QuestionData",
-    "RecallData",
-    "SegmentationData",
-    "SequenceData",
-    "SpanCorruptionData",
-    "SyntheticSequenceData",
-    "TokenData",
-    "TranslationData",
-    "TrecData",
-]
+__all__: list[str]

@@ -1,4 +1,4 @@
-# Written by scripts/type_stubs.py; do not edit.
+# `fourfold.lazy_names` imports these names when they are first accessed.
 
 from fourfold.metrics.base import Mean as Mean
 from fourfold.metrics.base import lower_is_better as lower_is_better
@@ -13,17 +13,4 @@ from fourfold.metrics.squad import Answer as Answer
 from fourfold.metrics.squad import SquadScores as SquadScores
 from fourfold.metrics.translation import TranslationScores as TranslationScores
 
-__all__ = [
-    "Answer",
-    "CaptionScores",
-    "ClassificationScores",
-    "EntityScores",
-    "Mean",
-    "MultiLabelScores",
-    "Perplexity",
-    "RegressionScores",
-    "RetrievalScores",
-    "SquadScores",
-    "TranslationScores",
-    "lower_is_better",
-]
+__all__: list[str]

@@ -1,12 +1,10 @@
 """Model classes and configs. A class is imported when it is first accessed."""
 
-from typing import Any
+from functools import partial
 
 from fourfold.families import import_member, members
 
-
-def __getattr__(name: str) -> Any:
-    return import_member("models", name)
+__getattr__ = partial(import_member, "models")
 
 
 def __dir__() -> list[str]:

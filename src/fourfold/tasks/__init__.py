@@ -1,12 +1,10 @@
 """Tasks: LightningModules that train and evaluate a model, imported when first accessed."""
 
-from typing import Any
+from functools import partial
 
 from fourfold.families import import_member, members
 
-
-def __getattr__(name: str) -> Any:
-    return import_member("tasks", name)
+__getattr__ = partial(import_member, "tasks")
 
 
 def __dir__() -> list[str]:
