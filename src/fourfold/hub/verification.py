@@ -162,7 +162,7 @@ class _Graphs:
 
 
 def _run_graphs(graphs: Graphs, given: Mapping[str, Any], run: Any) -> dict[str, Any]:
-    """Return inputs and outputs by name.
+    """Return inputs and outputs by name; keys and values are named as inputs of a decoder.
 
     `run` has the functions of graphs in files; a graph that it lacks runs in this process.
     """
@@ -176,7 +176,8 @@ def _run_graphs(graphs: Graphs, given: Mapping[str, Any], run: Any) -> dict[str,
                 state[x.name] = torch.zeros([sizes.get(n, n) for n in x.shape])
         inputs = [state[x.name] for x in graph.inputs]
         outputs = run[name](inputs) if name in run else graph(*inputs)
-        state |= zip(graph.outputs, outputs, strict=True)
+        names = (output.replace("present.", "past_key_values.") for output in graph.outputs)
+        state |= zip(names, outputs, strict=True)
     return state
 
 
