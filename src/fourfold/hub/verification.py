@@ -148,7 +148,7 @@ class _Graphs:
         described = read_json(folder / METADATA)["graphs"]
         self.run = {name: load_graph(folder / x["file"]) for name, x in described.items()}
         if (folder / TOKENIZER_FILE).exists():
-            self.backend = tokenizers.Tokenizer.from_file(str(folder / TOKENIZER_FILE))
+            self.backend: Any = tokenizers.Tokenizer.from_file(str(folder / TOKENIZER_FILE))
 
     def encode(self, *texts: str, **options: Any) -> dict[str, list[int]]:
         """Return token ids and types; the options are those of transformers."""
