@@ -1,4 +1,6 @@
-# `fourfold.lazy_names` imports these names when they are first accessed.
+# `lazy_names` of fourfold imports these names when they are first accessed.
+
+from collections.abc import Callable
 
 from fourfold.analysis.attention_maps import attention_maps as attention_maps
 from fourfold.checkpoints.load import load as load
@@ -24,3 +26,5 @@ from fourfold.models.registry import list_models as list_models
 
 __version__: str
 __all__: list[str]
+
+def lazy_names(package: str, file: str) -> tuple[list[str], Callable[[str], object]]: ...

@@ -1,5 +1,5 @@
 """DataModules for text and images. A class is imported when it is first accessed."""
 
-from fourfold.lazy_names import lazy_names
+from fourfold import lazy_names
 
 __all__, __getattr__ = lazy_names(__name__, __file__)

@@ -1,4 +1,4 @@
-# `fourfold.lazy_names` imports these names when they are first accessed.
+# `lazy_names` of fourfold imports these names when they are first accessed.
 
 from fourfold.data.text.causal_lm import CausalTextData as CausalTextData
 from fourfold.data.text.document_classification import DocumentData as DocumentData

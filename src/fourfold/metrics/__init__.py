@@ -3,6 +3,6 @@
 A class is imported when it is first accessed.
 """
 
-from fourfold.lazy_names import lazy_names
+from fourfold import lazy_names
 
 __all__, __getattr__ = lazy_names(__name__, __file__)

@@ -1,4 +1,4 @@
-# `fourfold.lazy_names` imports these names when they are first accessed.
+# `lazy_names` of fourfold imports these names when they are first accessed.
 
 from fourfold.metrics.base import Mean as Mean
 from fourfold.metrics.base import lower_is_better as lower_is_better

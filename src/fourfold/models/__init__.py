@@ -1,10 +1,12 @@
 """Model classes and configs. A class is imported when it is first accessed."""
 
-from functools import partial
+from typing import Any
 
 from fourfold.families import import_member, members
 
-__getattr__ = partial(import_member, "models")
+
+def __getattr__(name: str) -> Any:
+    return import_member("models", name)
 
 
 def __dir__() -> list[str]:

@@ -1,10 +1,12 @@
 """Tasks: LightningModules that train and evaluate a model, imported when first accessed."""
 
-from functools import partial
+from typing import Any
 
 from fourfold.families import import_member, members
 
-__getattr__ = partial(import_member, "tasks")
+
+def __getattr__(name: str) -> Any:
+    return import_member("tasks", name)
 
 
 def __dir__() -> list[str]:
