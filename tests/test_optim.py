@@ -265,11 +265,6 @@ def test_layer_decay_scales_learning_rates() -> None:
     ]
 
 
-def test_frozen_model_has_no_optimizer() -> None:
-    with pytest.raises(InputError, match="no trainable parameter"):
-        make_optimizer(nn.Linear(2, 2).requires_grad_(False), OptimizerConfig())
-
-
 MUON = OptimizerConfig("muon", lr=0.01, weight_decay=0.1, momentum=0.95, muon_lr_scale=0.5)
 
 

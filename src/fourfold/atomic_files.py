@@ -1,10 +1,11 @@
-"""Atomic writing of files, renaming of damaged files, and errors of full or failing disks.
+"""Atomic writing, hashes and renaming of files, and errors of full or failing disks.
 
 If a process is killed or a machine loses power while a file is written, the complete new file or
 the unchanged old file remains.
 """
 
 import errno
+import hashlib
 import os
 import re
 import shutil
@@ -92,6 +93,12 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sha256(file: Path) -> str:
+    """Return the SHA-256 of the bytes of a file as a hexadecimal string."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def set_aside(path: Path, reason: str, outcome: str = "") -> None:

@@ -22,6 +22,9 @@ SHARED = {
     },
     "tasks": {"Task": "fourfold.training.task", "load_task": "fourfold.training.loading"},
 }
+# Sizes that several families have.
+BASE = {"d_model": 768, "n_layers": 12, "n_heads": 12, "d_ff": 3072}
+LARGE = {"d_model": 1024, "n_layers": 24, "n_heads": 16, "d_ff": 4096}
 _REGISTERED: list["Family"] = []
 
 

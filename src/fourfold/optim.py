@@ -140,7 +140,7 @@ def make_optimizer(
     """Build an optimizer over the trainable parameters of a model, see `parameter_groups`.
 
     `fused` selects torch's fused implementation, which is three times as fast on a CPU; adadelta
-    has none. InputError if there is no trainable parameter, or for muon no matrix of a block.
+    has none. InputError if for muon no matrix of a block is trainable.
 
     Example:
         >>> optimizer = make_optimizer(nn.Linear(2, 2), OptimizerConfig(name="sgd", lr=0.1))
@@ -148,8 +148,6 @@ def make_optimizer(
         [0.0, 0.0]
     """
     groups = parameter_groups(model, config, lr_scales)
-    if not groups:
-        raise InputError("has no trainable parameter: all weights are frozen", option="model")
     if config.name == "sgd":
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=fused)
     if config.name == "adadelta":

@@ -1,5 +1,6 @@
 """A trained run goes to transformers, and to the hub, with all that belongs to it."""
 
+import json
 import socket
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +16,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.utils import filter_repo_objects
 from PIL import Image
 
+from fourfold.checkpoints.save import write_transformers
 from fourfold.data.vision.eval_transforms import eval_transform
 from fourfold.tasks import load_task
 
@@ -85,9 +87,53 @@ def test_images(run: Run, trained: Train, here: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("family", ["mt", "lm", "mlm", "vit"])
+def test_verified_export_has_a_certificate(
+    family: str, run: Run, trained: Train, here: Path
+) -> None:
+    result = run("export", trained(family), here / "there", "--verify")
+    assert result.code == 0, result.err
+    last = result.out.splitlines()[-1]
+    assert last.startswith("compared: ")
+    assert "outputs" in last
+    assert ("greedy search" in last) == (family in ("mt", "lm"))
+    assert json.loads((here / "there" / "verification.json").read_text())["passed"]
+    assert "has passed" in (here / "there" / "README.md").read_text()
+
+
+@pytest.fixture
+def damaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`write_transformers` writes a tokenizer that converts texts to lower case."""
+
+    def write(model: Any, folder: Path) -> str:
+        name = write_transformers(model, folder)
+        file = folder / "tokenizer.json"
+        content = json.loads(file.read_text()) | {"normalizer": {"type": "Lowercase"}}
+        file.write_text(json.dumps(content))
+        return name
+
+    monkeypatch.setattr("fourfold.tasks.convert.write_transformers", write)
+
+
+@pytest.mark.usefixtures("damaged")
+def test_failed_verification_leaves_the_directory(run: Run, trained: Train, here: Path) -> None:
+    result = run("export", trained("lm"), here / "there", "--verify")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert f"fourfold: error: {here / 'there'}: the text " in result.err
+    assert "has the ids [" in result.err
+    certificate = json.loads((here / "there" / "verification.json").read_text())
+    assert not certificate["passed"]
+    assert certificate["failure"] in result.err
+    assert (here / "there" / "model.safetensors").exists()
+    assert "has failed" in (here / "there" / "README.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["export", "RUN", "x.ckpt", "--format", "checkpoint", "--verify"], "--verify needs a --f"),
+        (["export", "RUN", "x", "--format", "timm", "--verify"], "got timm"),
+        (["import", "RUN", "x", "--verify"], "--verify is not an option of `fourfold import`"),
         (["export", "RUN", "x", "--private"], "--private is not an option of `fourfold export`"),
         (["push", "RUN", "owner/name"], "the repository must be hf://OWNER/NAME, got owner/name"),
         (["push", "RUN", "hf://name"], "the repository must be hf://OWNER/NAME, got hf://name"),
@@ -171,7 +217,7 @@ def test_push_uploads_the_export(run: Run, trained: Train, here: Path, hub: Hub)
 
 
 def test_push_deletes_files_of_other_weights(run: Run, trained: Train, hub: Hub) -> None:
-    stale = ["model.onnx", "vocab.json", "1_Pooling/config.json"]
+    stale = ["verification.json", "model.onnx", "vocab.json", "1_Pooling/config.json"]
     stale += ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "fourfold.json"]
     own = ["notes.txt", "data/config.json", "results.json", "LICENSE"]
     hub.files = dict.fromkeys(stale + own, b"")
@@ -181,7 +227,7 @@ def test_push_deletes_files_of_other_weights(run: Run, trained: Train, hub: Hub)
 
 
 def test_options_of_push(run: Run, trained: Train, hub: Hub) -> None:
-    options = ("--private", "--revision", "step-1")
+    options = ("--private", "--revision", "step-1", "--verify")
     result = run("push", trained("lm"), "hf://me/model", *options)
     assert (result.code, result.err) == (0, "")
     assert hub.calls == [
@@ -189,6 +235,7 @@ def test_options_of_push(run: Run, trained: Train, hub: Hub) -> None:
         ("create_branch me/model", {"branch": "step-1", "exist_ok": True}),
         ("upload_folder me/model", {"revision": "step-1"}),
     ]
+    assert json.loads(hub.files["verification.json"])["passed"]
 
 
 def test_private_weights_are_not_uploaded_to_a_public_repository(
@@ -198,6 +245,14 @@ def test_private_weights_are_not_uploaded_to_a_public_repository(
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert "hf://me/public: the upload failed: --private needs a private" in result.err
     assert not hub.files
+
+
+@pytest.mark.usefixtures("damaged")
+def test_push_uploads_nothing_that_differs(run: Run, trained: Train, hub: Hub) -> None:
+    result = run("push", trained("lm"), "hf://me/model", "--verify")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "hf://me/model: the text " in result.err
+    assert not hub.calls
 
 
 def test_push_without_a_token_exports_nothing(

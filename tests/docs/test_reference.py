@@ -61,7 +61,10 @@ def exported(package: str) -> set[str]:
     """Return the names in `__all__` and those of the form `import X as X`."""
     module = importlib.import_module(package)
     names = set(getattr(module, "__all__", ()))
-    for node in ast.walk(ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))):
+    file = Path(str(module.__file__))
+    stub = file.with_suffix(".pyi")
+    text = (stub if stub.exists() else file).read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom):
             names |= {alias.name for alias in node.names if alias.name == alias.asname}
     return names

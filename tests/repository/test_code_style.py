@@ -70,13 +70,13 @@ def comparisons_with_families(tree: ast.AST) -> list[int]:
 
 def logic(tree: ast.Module) -> list[int]:
     """Return the lines of a module that are neither docstring, nor import, nor `__all__`."""
-    plain = (ast.Import, ast.ImportFrom)
+    plain, names = (ast.Import, ast.ImportFrom), ("__all__", "(__all__, __getattr__)")
     return [
         node.lineno
         for node in tree.body
         if not isinstance(node, plain)
         and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-        and not (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__")
+        and not (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in names)
     ]
 
 

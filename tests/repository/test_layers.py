@@ -259,6 +259,8 @@ def test_names_imported_by_scripts_exist(root: Path) -> None:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fourfold"):
                 path = root / "src" / (node.module or "").replace(".", "/")
                 file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+                stub = file.with_suffix(".pyi")
+                file = stub if stub.exists() else file
                 for alias in node.names:
                     is_module = (path / f"{alias.name}.py").exists() or (path / alias.name).is_dir()
                     message = f"{script.name}: {node.module} has no {alias.name}"

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ from fourfold.hub import directory
 from fourfold.layers.base_model import Model
 from fourfold.layers.generation_defaults import SAMPLING, GenerationDefaults
 
-ModelT = TypeVar("ModelT", bound=Model)
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 _MISMATCH = "the weights do not match the model's config"
 
@@ -190,7 +189,7 @@ def _build_model(
     from fourfold.finetuning import lora
 
     def build() -> Model:
-        model = build_model(model_class, config)
+        model = model_class(config)
         if tuning.lora_rank:
             lora.add_lora(model, tuning)
         return model
@@ -220,22 +219,6 @@ def check_fits(model_class: type[Model], config: Any, state: Mapping[str, Tensor
     """
     if is_shipped(model_class):
         directory.build_on_meta(lambda: model_class(config), config, state)
-
-
-def build_model(model_class: type[ModelT], config: Any) -> ModelT:
-    """Build a model with newly initialized weights.
-
-    Raises:
-        InputError: The machine has too little memory for the weights.
-    """
-    try:
-        return model_class(config)
-    except RuntimeError as error:
-        # torch has no exception class of its own for these two failures.
-        if "allocate memory" in str(error) or "size calculation overflowed" in str(error):
-            message = "describes a model for which the machine has too little memory"
-            raise InputError(message, option="model.config") from error
-        raise
 
 
 def load_weights(

@@ -13,7 +13,6 @@ The name of a tensor is its path in the content, such as "optimizer_states/0/sta
 """
 
 import copy
-import hashlib
 import math
 import shutil
 import warnings
@@ -33,7 +32,7 @@ from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.storage import WriteResult
 
-from fourfold.atomic_files import disk_errors, replace, sync
+from fourfold.atomic_files import disk_errors, replace, sha256, sync
 from fourfold.checkpoints.schema import INDEX, MAX_VALUES, parts
 from fourfold.core.validation import check_nesting
 from fourfold.errors import InputError
@@ -184,7 +183,7 @@ class _Writer(dcp.FileSystemWriter):
         with disk_errors(self.target):
             results = super().write_data(plan, planner).wait()
             for name in {result.storage_data.relative_path for result in results}:
-                digest = _digest(Path(self.path) / name)
+                digest = sha256(Path(self.path) / name)
                 results.append(WriteResult(dcp_metadata.MetadataIndex(name), 0, digest))
         future: Any = torch.futures.Future()
         future.set_result(results)
@@ -237,17 +236,12 @@ def _to_meta(tensors: dict[str, Tensor], name: str, tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 def _verify(path: Path, shard: str, digest: str) -> int:
     """Check the checksum of a shard in a directory, and return the size of the shard in bytes."""
     file = path / shard
     if Path(shard).name != shard or not file.is_file():  # never a file of another directory
         raise InputError(f"{shard[:80]} is missing", file=path)
-    if _digest(file) != digest:
+    if sha256(file) != digest:
         raise InputError(f"checksum of {shard} is wrong", file=path)
     return file.stat().st_size
 

@@ -34,13 +34,16 @@ is written for timm.create_model("local-dir:DIRECTORY", pretrained=True).
 The formats torch-export and onnx are graphs that run without fourfold, with any batch
 size and length, and with the key-value cache of a decoder. They are compared with the
 model, and export.json names their inputs and outputs.
-README.md is a model card with what the run records.
+--verify reads the directory with transformers or with the runtime of the graphs, compares
+token ids, images, outputs and greedy search with fourfold, and writes the differences to
+verification.json. README.md is a model card with what the run records.
 With --format checkpoint, a checkpoint is written to the new file DIRECTORY, such as
 x.ckpt, with all states of its training: a sharded checkpoint becomes one file."""
 PUSH = """\
 Export a model as `fourfold export` does, and upload the directory with its model card
 README.md to the Hugging Face hub, into the repository hf://OWNER/NAME, which is created
-if it does not exist. The token is that of `hf auth login`, or HF_TOKEN."""
+if it does not exist. The token is that of `hf auth login`, or HF_TOKEN. With --verify, a
+directory that differs from the model is not uploaded."""
 # Files of exports, and of tokenizers beside them, which `push` deletes from a repository if it does
 # not write them: they describe other weights.
 EXPORTED = (
@@ -55,7 +58,7 @@ EXPORTED = (
     ),
     *("tokenizer*.json", "vocab.json", "vocab.txt", "merges.txt", "special_tokens_map.json"),
     *("added_tokens.json", "source.spm", "target.spm", "spiece.model", "tokenizer.model"),
-    *("modules.json", "*sentence_*.json", "[0-9]_*/config.json"),
+    *("modules.json", "*sentence_*.json", "[0-9]_*/config.json", "verification.json"),
 )
 FORMATS = ("transformers", "timm", "torch-export", "onnx", "checkpoint")
 
@@ -77,6 +80,7 @@ def make_parser(command: str) -> OptionParser:
     if command != "import":
         formats = FORMATS[:-1] if command == "push" else FORMATS  # a checkpoint is a file
         add("--format", default="transformers", choices=formats, help="(%(default)s)")
+        add("--verify", action="store_true", help="compare the directory with the model")
         parser.add_allow_class()
     if command == "push":
         add("--private", action="store_true", help="the repository must be, or becomes, private")
@@ -88,7 +92,8 @@ def main(argv: Sequence[str]) -> int:
     """Run the command that is the first argument, print a report, and return the exit code.
 
     Raises:
-        InputError: An argument or a file is invalid.
+        InputError: An argument or a file is invalid, or an exported directory differs from the
+            model.
     """
     command, *arguments = argv
     options = make_parser(command).parse_args(arguments)
@@ -105,15 +110,28 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _export(options: Namespace, target: Path, path: str) -> list[str]:
-    """Export a model with its model card, which names `path`; return lines about it."""
+    """Export a model with its model card, which names `path`; return lines about it.
+
+    If the comparison with the model fails, the directory remains, and InputError is raised.
+    """
     from fourfold.commands.model_card import write_card
+    from fourfold.hub.verification import check_runtime, verify
     from fourfold.tasks.convert import export_checkpoint
 
+    report: dict[str, Any] = {}
+    if options.verify:
+        check_runtime(options.format)
+
     def finish(model: Any, folder: Path) -> None:
-        write_card(model, folder, options.source, path, format=options.format)
+        if options.verify:
+            report.update(verify(model, folder, options.format))
+        write_card(model, folder, options.source, path, format=options.format, report=report)
 
     classes = tuple(options.allow_class)
-    return export_checkpoint(options.source, target, classes, options.format, finish)
+    lines = export_checkpoint(options.source, target, classes, options.format, finish)
+    if report.get("failure"):
+        raise InputError(report["failure"], file=options.target)
+    return [*lines, f"compared: {', '.join(report['compared'])}"] if report else lines
 
 
 def _push(options: Namespace) -> list[str]:

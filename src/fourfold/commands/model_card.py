@@ -52,7 +52,8 @@ def write_card(model: Any, folder: Path, source: Path, path: str, **facts: Any) 
         folder: The directory.
         source: Checkpoint or run directory of the model.
         path: Place of the directory for `fourfold.load`, such as hf://owner/name.
-        **facts: The format of the directory (`format`).
+        **facts: The format of the directory (`format`), and the certificate of its verification or
+            None (`report`).
     """
     run = RunDirectory(source.parent.parent if is_checkpoint(source) else source)
     with suppress(InputError, *UNREADABLE):  # an imported model has no run

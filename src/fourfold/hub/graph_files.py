@@ -1,5 +1,6 @@
 """Files of torch.export and ONNX with the graphs of a model, and the check of these files."""
 
+import math
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -111,11 +112,18 @@ def load_graph(file: Path) -> Callable[[list[Tensor]], list[Tensor]]:
     return run
 
 
-def _compare(model: Any, graphs: Mapping[str, Graph], files: Mapping[str, Path]) -> float:
-    """Return the largest difference between the outputs of graphs in files and in this process.
+def relative_difference(expected: Tensor, found: Tensor) -> float:
+    """Return the largest difference of two tensors; infinity if their shapes differ.
 
-    It is relative to the largest entry of the output of the model, if this entry exceeds 1.
+    It is divided by the largest absolute value of `expected`, if this value exceeds 1.
     """
+    if expected.shape != found.shape:
+        return math.inf
+    return float((found - expected).abs().max()) / max(float(expected.abs().max()), 1.0)
+
+
+def _compare(model: Any, graphs: Mapping[str, Graph], files: Mapping[str, Path]) -> float:
+    """Return the largest relative difference of outputs of graphs in files and in this process."""
     longest = max((getattr(model.config, "max_len", None) or 1024) // 2, 1)
     largest = 0.0
     for name, graph in graphs.items():
@@ -125,8 +133,7 @@ def _compare(model: Any, graphs: Mapping[str, Graph], files: Mapping[str, Path])
             sizes["past + length"] = sizes["past"] + sizes["length"]
             inputs = [spec.sample(sizes) for spec in graph.inputs]
             for got, expected in zip(run(inputs), graph(*inputs), strict=True):
-                scale = max(float(expected.abs().max()), 1.0)
-                difference = float((got - expected).abs().max()) / scale
+                difference = relative_difference(expected, got)
                 if not difference <= TOLERANCE:  # also for NaN
                     message = f"differs from the model by {difference:.1e}, more than"
                     message += f" {TOLERANCE:.0e}"

@@ -28,7 +28,7 @@ from torchmetrics import Metric
 from fourfold.callbacks.runtime.required import add_required_callbacks
 from fourfold.checkpoints.classes import class_path, model_name
 from fourfold.checkpoints.compatibility import check_same_settings, check_same_task
-from fourfold.checkpoints.load import build_model, check_fits
+from fourfold.checkpoints.load import check_fits
 from fourfold.checkpoints.schema import (
     TASK_SECTIONS,
     VERSION,
@@ -226,7 +226,7 @@ class Task(TunableLearningRate, LightningModule, Generic[ModelT, BatchT]):
         # The weights at `init_from` are complete, and a recurrent layer changes parts of weights.
         is_complete = trainer is None or source or self.model_class.is_recurrent
         with nullcontext() if is_complete else init_for_strategy(trainer):
-            self.model = build_model(self.model_class, self.config)
+            self.model = self.model_class(self.config)
             if source:
                 self._initialize_from(source)
             apply_finetuning(self.model, self.tuning)

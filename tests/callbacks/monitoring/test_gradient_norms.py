@@ -10,7 +10,6 @@ from fourfold.analysis.gradient_norms import input_gradient_norms
 from fourfold.callbacks.monitoring.gradient_norms import GradientNorms
 from fourfold.core.masks import Mask
 from fourfold.data import SyntheticSequenceData
-from fourfold.errors import InputError
 from fourfold.models import CausalLMConfig, RecurrentLMConfig
 from fourfold.tasks import CausalLanguageModeling, RecurrentLanguageModeling
 
@@ -50,8 +49,3 @@ def test_metrics_are_the_norms_of_the_first_sequences(task: Any) -> None:
     found = [task.summary[f"test/gradient_norm_{k}"] for k in (1, 5, 23)]
     assert found == pytest.approx((expected / 3).tolist())
     assert all(p.grad is None for p in task.parameters())
-
-
-def test_distance_must_be_below_the_length() -> None:
-    with pytest.raises(InputError, match=r"distances must be below the 24 tokens .*, got 24"):
-        evaluate(RecurrentLanguageModeling(LSTM), GradientNorms([24]))

@@ -134,15 +134,3 @@ def test_replacement_fractions_follow_the_options(masked, random):
     assert is_mask.mean() == pytest.approx(masked, abs=0.02)
     # A random token can equal the original one.
     assert same.mean() == pytest.approx(1 - masked - random, abs=0.02 + 1 / 65)
-
-
-def test_tokenizer_without_mask_token_raises():
-    with pytest.raises(InputError, match="tokenizer must have a mask token"):
-        Masking(MaskingConfig(), tokenizer(has_mask=False), 0)
-
-
-def test_vocabulary_of_special_tokens_is_rejected():
-    small = train_tokenizer(TokenizerConfig("wordpiece", 6), ["a b c"], mask=True)
-    assert small.vocab_size == len(small.special_ids)
-    with pytest.raises(InputError, match="all 5 tokens are special tokens"):
-        Masking(MaskingConfig(), small, 0)

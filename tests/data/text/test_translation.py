@@ -74,12 +74,6 @@ def test_joined_pairs_follow_the_pairs_of_their_split(files):
         assert all(len(text.split()) >= 30 for text in sources[len(sources) - count :])
 
 
-def test_joined_pairs_need_sources_of_at_most_30_words() -> None:
-    table = TextTable.from_columns([["word " * 31], ["Wort"]], "pair ")
-    with pytest.raises(InputError, match="no source has from 1 to 30 words"):
-        join_pairs(table, 1)
-
-
 SMALL = TokenizerConfig(vocab_size=300)
 
 

@@ -96,7 +96,6 @@ def test_images_are_those_of_image_classification() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"patch_size": 3}, r"data.patch_size must divide the side of the images \(8\), got 3"),
         ({"patch_size": 4, "mask_ratio": 0.8}, "at least one of 4 patches visible .* got 0.8"),
     ],
 )

@@ -8,7 +8,6 @@ from lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from fourfold.analysis.gradient_norms import trained_gradient_norms
-from fourfold.errors import InputError
 
 
 class GradientNorms(Callback):
@@ -18,7 +17,7 @@ class GradientNorms(Callback):
     respect to the embedding of the token K steps before, averaged over some sequences.
 
     Args:
-        distances: Distances in tokens.
+        distances: Distances in tokens, each below the length of the sequences.
         n_sequences: Number of sequences, taken from the beginning of the test split.
     """
 
@@ -35,15 +34,8 @@ class GradientNorms(Callback):
         self._ids += batch.ids[: self.n_sequences - len(self._ids)]
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Add the gradient norms to the task's `summary`; sequences are truncated to the shortest.
-
-        Raises:
-            InputError: A distance is not below the number of tokens of the sequences.
-        """
+        """Add the gradient norms to the task's `summary`; sequences are cut to the shortest."""
         n_tokens = min(map(len, self._ids))
-        if max(self.distances) >= n_tokens:
-            message = f"must be below the {n_tokens} tokens of a sequence"
-            raise InputError(f"{message}, got {max(self.distances)}", option="distances")
         model: Any = pl_module.model
         with torch.inference_mode(False), torch.enable_grad():
             ids = torch.stack([row[:n_tokens] for row in self._ids]).clone()

@@ -15,7 +15,6 @@ from functools import cache, lru_cache, partial
 from importlib import import_module
 from typing import Any
 
-from fourfold.core.validation import check_positive
 from fourfold.data.readers.hf_datasets import loading
 from fourfold.data.readers.text_table import TextTable
 from fourfold.errors import InputError
@@ -166,12 +165,8 @@ def synthetic_pairs(src_lang: str, tgt_lang: str, n_train: int) -> dict[str, Tex
     500 pairs each. A larger training split begins with the pairs of a smaller training split.
 
     Raises:
-        InputError: If a language is unknown, if both are equal, if `n_train` is below 1, or if a
-            package is missing.
+        InputError: If a language is unknown, or if a package is missing.
     """
-    if src_lang == tgt_lang:
-        raise InputError(f"must be two languages, got {src_lang} twice", option="data.langs")
-    check_positive("data.rows", n_train)
     langs = (src_lang, tgt_lang)
     with loading(f"built-in {src_lang}-{tgt_lang}"):
         samplers = _samplers(langs)

@@ -6,6 +6,7 @@ Shapes: B sequences, T tokens.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,6 @@ import torch
 from fourfold.core.validation import check_range
 from fourfold.data.loading.batches import MaskedBatch
 from fourfold.data.loading.counter_rng import uniform
-from fourfold.errors import InputError
 from fourfold.losses import IGNORE_INDEX
 from fourfold.tokenization.tokenizer import Tokenizer
 
@@ -49,7 +49,7 @@ class Masking:
     masks of a sequence depend only on seed, epoch and index of the sequence in the split.
 
     Raises:
-        InputError: If an option is out of range, or if the tokenizer has no mask token.
+        InputError: If an option is out of range.
     """
 
     def __init__(self, config: MaskingConfig, tokenizer: Tokenizer, seed: int) -> None:
@@ -58,18 +58,13 @@ class Masking:
         check_range(
             "masking.mask_replace_prob + random_replace_prob", replaced, minimum=0.0, maximum=1.0
         )
-        if tokenizer.mask_id is None:
-            raise InputError("must have a mask token", option="tokenizer")
         self.config = config
         self.tokenizer = tokenizer
         self.seed = seed
-        self.mask_id = tokenizer.mask_id
+        self.mask_id: Any = tokenizer.mask_id  # not None in the DataModules with masks
         self.is_special = np.zeros(tokenizer.vocab_size, bool)
         self.is_special[tokenizer.special_ids] = True
         self.ordinary_ids = np.flatnonzero(~self.is_special)
-        if not len(self.ordinary_ids):
-            message = f"must be larger, since all {tokenizer.vocab_size} tokens are special tokens"
-            raise InputError(message, option="data.tokenizer.vocab_size")
 
     def mask_epoch(self, epoch: int) -> int:
         """Return the index of the epoch whose masks are used in `epoch`."""

@@ -64,15 +64,9 @@ def join_pairs(table: TextTable, n_pairs: int) -> TextTable:
 
     The same table always gives the same long pairs. Pairs with a source of more than 30 words are
     not used.
-
-    Raises:
-        InputError: If no source has from 1 to 30 words.
     """
     n_words = np.array([len(text.split()) for text in table.columns[0]])
     short = np.flatnonzero((n_words > 0) & (n_words <= JOINED_WORDS[0]))
-    if not len(short):
-        message = f"no source has from 1 to {JOINED_WORDS[0]} words"
-        raise InputError(message, option="joined_pairs")
     generator = np.random.default_rng(0)
     joined: list[list[int]] = []
     while len(joined) < n_pairs:

@@ -65,10 +65,6 @@ class MaskedImageData(ImageData):
     def build(self) -> dict[str, BatchedDataset]:
         datasets: dict[str, Any] = super().build()
         height, width = height_width(self._evaluation.size)
-        if height % self.patch_size or width % self.patch_size:
-            size = self._evaluation.size
-            message = f"must divide the side of the images ({size}), got {self.patch_size}"
-            raise InputError(message, option="data.patch_size")
         n_patches = height * width // self.patch_size**2
         n_visible = int(n_patches * (1 - self.mask_ratio))
         if not 0 < n_visible < n_patches:

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from fourfold.families import Family, with_configs
+from fourfold.families import BASE, Family, with_configs
 
-BASE = {"d_model": 768, "n_layers": 12, "n_heads": 12, "d_ff": 3072}
 GPT2 = {"dropout": 0.0, "attn_dropout": 0.0}
 # Grattafiori et al. 2024, Table 3, and the configs of Llama 3.1 and 3.2 (README of meta-llama).
 GATED = {

@@ -1,9 +1,7 @@
 """Family of masked language models and classifiers on their encoders: BERT, RoBERTa, ModernBERT."""
 
-from fourfold.families import Family, with_configs
+from fourfold.families import BASE, LARGE, Family, with_configs
 
-BASE = {"d_model": 768, "n_layers": 12, "n_heads": 12, "d_ff": 3072}
-LARGE = {"d_model": 1024, "n_layers": 24, "n_heads": 16, "d_ff": 4096}
 ROBERTA = {
     "vocab_size": 50265,
     "max_len": 514,  # 512 positions; the released weights count them from 2

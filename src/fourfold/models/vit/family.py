@@ -1,11 +1,9 @@
 """Family of Vision Transformers: ViT, DeiT, DINOv2, DINOv3 and masked autoencoders."""
 
-from fourfold.families import Family, with_configs
+from fourfold.families import BASE, LARGE, Family, with_configs
 
 TINY = {"d_model": 192, "n_layers": 12, "n_heads": 3, "d_ff": 768}
 SMALL = {"d_model": 384, "n_layers": 12, "n_heads": 6, "d_ff": 1536}
-BASE = {"d_model": 768, "n_layers": 12, "n_heads": 12, "d_ff": 3072}
-LARGE = {"d_model": 1024, "n_layers": 24, "n_heads": 16, "d_ff": 4096}
 HUGE = {"d_model": 1280, "n_layers": 32, "n_heads": 16, "d_ff": 5120}
 # Dosovitskiy et al. 2020, Table 3; Touvron et al. 2020, Table 9.
 VIT = {"dropout": 0.1, "ff_dropout": 0.1}

@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from fourfold.atomic_files import sha256
 from fourfold.errors import InputError
 from fourfold.reproduce.tables import Table
 
@@ -41,8 +42,7 @@ def hashes(files: Mapping[str, Path]) -> dict[str, str]:
 def _hash(path: Path) -> str:
     """Return the SHA-256 of a file or directory as a hexadecimal string."""
     if path.is_file():
-        with path.open("rb") as content:
-            return hashlib.file_digest(content, "sha256").hexdigest()
+        return sha256(path)
     digest = hashlib.sha256()
     for folder, subfolders, names in os.walk(path, followlinks=True):
         subfolders.sort()
