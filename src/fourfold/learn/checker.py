@@ -68,8 +68,9 @@ class _Claim(NamedTuple):
         index = tuple(self.differences(self.expected).nonzero()[0].tolist())
         expected = torch.as_tensor(self.expected).expand_as(self.value)[index]
         numbers = f"expected {expected:.6g}, got {self.value[index]:.6g}"
-        place = f" at {list(index)}" if index else ""
-        return WrongSolution(f"{self.text} For {call}: {numbers}{place}")
+        return WrongSolution(
+            f"{self.text} For {call}: {numbers}{f' at {list(index)}' * bool(index)}"
+        )
 
 
 class _Calls:

@@ -8,6 +8,7 @@ last entry is the tolerance of random values.
 import itertools
 import math
 from collections.abc import Callable
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -20,9 +21,12 @@ from torch.nn.functional import scaled_dot_product_attention as attention
 def self_attention(f, draw, s):
     """Exercise of page 5."""
     x, w_q, w_k, w_v = draw(s.b, s.tq, s.d), draw(s.d, s.dh), draw(s.d, s.dh), draw(s.d, s.dv)
+    x[..., -1] = 1  # so that a row of w_v is added to all values
     order, shape = torch.arange(s.tq).flip(0), (s.b, s.tq, s.dv)
     permuted, y = f((x[:, order], w_q, w_k, w_v), shape), f((x, w_q, w_k, w_v), shape)
+    more = f((x, w_q, w_k, torch.cat([w_v[:-1], w_v[-1:] + 1])), shape)
     yield "Permuted tokens give permuted outputs.", permuted[:, order], y
+    yield "Weights sum to 1, so that values larger by 1 give outputs larger by 1.", more - y, 1
     q, k, v = x @ w_q, x @ w_k, x @ w_v
     mistakes = {
         "the softmax runs over the queries": (q @ k.mT / s.dh**0.5).softmax(-2) @ v,
@@ -125,7 +129,7 @@ def sinusoids(f, draw, s):
 
 def rotary(f, draw, s):
     """Exercise of page 7."""
-    shape, p = (s.b, s.h, s.tq, s.dh), torch.arange(s.tq)
+    shape, p = (s.b, s.h, s.tq, s.dh), 2 * torch.arange(s.tq) + 1
     x = draw(2, *shape)
     later, y = (torch.stack(f((*x, p + n), shape, shape)) for n in (7, 0))
     yield "A rotation keeps the norms of q and k.", y.norm(dim=-1), x.norm(dim=-1)
@@ -155,7 +159,6 @@ def layer_norm(f, draw, s):
         "eps is added to the root of the variance": centred / (variance.sqrt() + eps),
         "eps is missing": centred / variance.sqrt(),
         "the squares are added up, and not averaged": centred / (s.d * variance + eps).sqrt(),
-        "the root is missing": centred / (variance + eps),
     }
     yield "The divisor is √(variance + eps).", y, normalize(x, (s.d,), eps=eps), mistakes
 
@@ -197,7 +200,7 @@ def decode(f, draw, s):
             "new tokens miss the last ones of the cache": attention(h, h, h, at <= again[:, None]),
             "a token sees later ones of its call": attention(h, h, h, at < end[:, None]),
         }
-        text = f"Nine tokens in pieces of {pieces} have the outputs of one call."
+        text = f"Nine tokens in pieces of {pieces} have the outputs softmax(h kᵀ / √D) k."
         yield text, torch.cat(outputs, 1), attention(h, h, h, is_causal=True), mistakes
 
 
@@ -255,9 +258,7 @@ def _rotate(x: Tensor, positions: Tensor, halves: bool = False) -> Tensor:
 
 def _chain(x: Tensor, step: Callable, branches: tuple, norms: tuple) -> Tensor:
     """Return the output of branches, each with its norm; `step` is the formula of one."""
-    for branch, norm in zip(branches, norms, strict=True):
-        x = step(x, branch, norm)
-    return x
+    return reduce(lambda y, pair: step(y, *pair), zip(branches, norms, strict=True), x)
 
 
 EXERCISES = {n: f for n, f in list(vars().items()) if str(f.__doc__).startswith("Exercise of")}
