@@ -149,7 +149,8 @@ def causal_mask_by_loop(t):
 
 
 def masked_softmax_by_exp(scores, mask):
-    powers = torch.where(mask, scores.masked_fill(~mask, 0).exp(), 0)
+    largest = scores.masked_fill(~mask, -1e9).amax(-1, keepdim=True)
+    powers = torch.where(mask, (scores - largest).masked_fill(~mask, 0).exp(), 0)
     return powers / powers.sum(-1, keepdim=True).clamp(min=1e-30)
 
 
@@ -510,7 +511,11 @@ WRONG: list[tuple[str, Callable[..., Any], str]] = [
         masked_softmax_by_where,
         "The gradient is finite, also if NaN is replaced later.",
     ),
-    ("masked_softmax", weak_mask, "Hidden scores of 10,000 change nothing."),
+    (
+        "masked_softmax",
+        weak_mask,
+        "Visible scores near -200 and hidden ones of 10,000 change nothing.",
+    ),
     (
         "masked_softmax",
         lambda s, m: s.exp() * m / s.exp().sum(),
@@ -596,7 +601,7 @@ WRONG: list[tuple[str, Callable[..., Any], str]] = [
     ("block", block_after_norm, "the residual is taken after the norm"),
     ("block", block_without_second_norm, "the feed-forward layer has no norm"),
     ("block", block_with_one_norm, "norm_1 is used for both sub-layers"),
-    ("block", block_exchanged, "pre-norm and post-norm are exchanged"),
+    ("block", block_exchanged, "your pre-norm is post-norm, or the reverse"),
     ("block", block_with_norm_of_branch, "the norm is that of the branch alone"),
     ("block", block_without_residual, "A sub-layer is x + f(norm(x)) for pre = True."),
     ("decode", decode_from_zero, "the positions start at 0 in each call"),

@@ -33,7 +33,8 @@ def check(name: str, solution: Callable[..., Any]) -> None:
     """
     if name not in EXERCISES:
         raise InputError(f"must be one of {', '.join(EXERCISES)}, got {name!r}", option="name")
-    calls, error, made = _Calls(solution), None, {}
+    calls, error = _Calls(solution), None
+    made: dict[str, bool] = {}  # mistakes that all values so far agree with
     try:
         for seed, sizes in enumerate(SIZES):
             draw = partial(_draw, torch.Generator().manual_seed(seed))
@@ -67,10 +68,8 @@ class _Claim(NamedTuple):
         """Return an error with the first number that differs."""
         index = tuple(self.differences(self.expected).nonzero()[0].tolist())
         expected = torch.as_tensor(self.expected).expand_as(self.value)[index]
-        numbers = f"expected {expected:.6g}, got {self.value[index]:.6g}"
-        return WrongSolution(
-            f"{self.text} For {call}: {numbers}{f' at {list(index)}' * bool(index)}"
-        )
+        numbers = f"expected {expected:.6g}, got {self.value[index]:.6g} at {list(index)}"
+        return WrongSolution(f"{self.text} For {call}: {numbers}".removesuffix(" at []"))
 
 
 class _Calls:
@@ -116,4 +115,4 @@ def _shown(x: object) -> str:
     """Return an argument in a short form."""
     if isinstance(x, Tensor):
         return str(x.tolist()) if x.numel() < 20 else f"tensor of shape {tuple(x.shape)}"
-    return "f" if callable(x) else repr(x)
+    return getattr(x, "__name__", repr(x))

@@ -7,7 +7,7 @@ last entry is the tolerance of random values.
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import reduce
 
 import torch
@@ -79,7 +79,7 @@ def masked_softmax(f, draw, s):
     """Exercise of page 6."""
     x, mask = draw(s.b, s.tq, s.tk), draw(s.tq, s.tk) > 0
     mask[0], mask[1, 0], mask[1, 1] = False, True, False
-    loud = f((x.masked_fill(~mask, 1e4), mask), x.shape)
+    loud = f(((x - 200).masked_fill(~mask, 1e4), mask), x.shape)
     y, gradient = vjp(lambda x: f((x, mask), x.shape), x, draw(*x.shape))
     hidden = x.masked_fill(~mask, -math.inf).softmax(-1)
     mistakes = {
@@ -93,14 +93,13 @@ def masked_softmax(f, draw, s):
     yield "Hidden keys have the weight 0, also if a query sees no key.", y * ~mask, 0
     yield "The weights of a query that sees keys sum to 1.", y[:, mask.any(1)].sum(-1), 1
     yield "The rest is a softmax over the visible keys.", y, hidden.nan_to_num(0), mistakes
-    yield "Hidden scores of 10,000 change nothing.", loud, y
+    yield "Visible scores near -200 and hidden ones of 10,000 change nothing.", loud, y
     yield "The gradient is finite, also if NaN is replaced later.", gradient.isfinite(), True
 
 
 def padding(f, draw, s):
     """Exercise of page 6."""
     x, mask = draw(s.tq, s.tq, s.d), (draw(s.tq, s.tq) > 0) | torch.eye(s.tq).bool()
-    mask[0, 1] = False
     x *= torch.where(mask, 1, 10)[..., None]
     mistakes = {
         "real tokens read padding: the mask belongs to the keys": attention(x, x, x)[mask],
@@ -174,7 +173,7 @@ def block(f, draw, s):
         used = [f if use else torch.zeros_like for f, use in zip(branches, uses, strict=True)]
         y, step = f((x, *used, *norms, pre), x.shape), steps[pre]
         mistakes = {
-            "pre-norm and post-norm are exchanged": _chain(x, steps[not pre], used, norms),
+            "your pre-norm is post-norm, or the reverse": _chain(x, steps[not pre], used, norms),
             "the feed-forward layer has no norm": _chain(x, step, used, (norms[0], torch.clone)),
             "norm_1 is used for both sub-layers": _chain(x, step, used, norms[:1] * 2),
             "the residual is taken after the norm": _chain(x, after, used, norms),
@@ -256,7 +255,7 @@ def _rotate(x: Tensor, positions: Tensor, halves: bool = False) -> Tensor:
     return (turned.mT if halves else turned).flatten(-2)
 
 
-def _chain(x: Tensor, step: Callable, branches: tuple, norms: tuple) -> Tensor:
+def _chain(x: Tensor, step: Callable, branches: Iterable, norms: Iterable) -> Tensor:
     """Return the output of branches, each with its norm; `step` is the formula of one."""
     return reduce(lambda y, pair: step(y, *pair), zip(branches, norms, strict=True), x)
 
