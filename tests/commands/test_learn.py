@@ -1,5 +1,7 @@
 """`fourfold learn`: files of exercises, their state, and the check of one."""
 
+import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,18 @@ def test_files_with_errors_are_reported_in_one_line(
     printed = capsys.readouterr().out
     assert printed.startswith(f"heads: {Path('exercises', 'heads.py')} raises {message}")
     assert printed.count("\n") == 1
+
+
+def test_a_wheel_brings_the_files(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hatch = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    places = hatch["targets"]["wheel"]["force-include"]
+    assert places["docs/course/exercises"] == "fourfold/exercises"
+    shutil.copytree(root / "docs" / "course" / "exercises", tmp_path / "fourfold" / "exercises")
+    (tmp_path / "fourfold" / "exercises" / "heads.py").write_text(SOLUTION)
+    monkeypatch.setattr(learn, "PACKAGE", tmp_path / "fourfold")
+    assert main(["learn", "heads", "--dir", str(tmp_path / "mine")]) == 0
 
 
 def test_other_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
