@@ -56,6 +56,7 @@ COMMANDS = {
     "evaluate": (INFER, "accuracy on minimal pairs (BLiMP, Zorro), LAMBADA or GLUE"),
     "ablate": ("commands.infer.ablate", "change of the loss without each head or sub-layer"),
     "look": ("commands.look", "one HTML file with the attention of a checkpoint"),
+    "learn": ("commands.learn", "exercises of the course as files, with a check of the solutions"),
     "import": (CONVERT, "write a checkpoint from a directory of transformers"),
     "export": (CONVERT, "write a directory of transformers from a checkpoint"),
     "push": (CONVERT, "export a model and upload it to the Hugging Face hub"),

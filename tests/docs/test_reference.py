@@ -17,7 +17,7 @@ PACKAGE = ROOT / "src" / "fourfold"
 DIRECTIVE = re.compile(
     r"^\.\. (currentmodule|automodule|autoclass|autofunction|py:data):: (\S+)", re.MULTILINE
 )
-EXPORTING = ("", "data", "edits", "generation", "metrics", "models", "tasks")
+EXPORTING = ("", "data", "edits", "generation", "learn", "metrics", "models", "tasks")
 # Packages and modules whose modules a user imports by their own names.
 BY_MODULE = [
     "callbacks",

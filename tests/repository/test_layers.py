@@ -58,6 +58,7 @@ PACKAGES = (
     "layers",
     "finetuning",
     "analysis",
+    "learn",
     "training",
     "data",
     "tokenization",

@@ -1,0 +1,12 @@
+"""Exercise masked_softmax of page 6: `fourfold learn masked_softmax` checks this file."""
+
+import torch
+
+
+def masked_softmax(scores, mask):
+    """Return the attention weights (B, Tq, Tk) for scores of this shape and a mask (Tq, Tk).
+
+    The mask is True where the query may see the key. Each query may see at least one key. Hidden
+    keys get the weight 0, whatever their scores are, and the weights of a query sum to 1.
+    """
+    raise NotImplementedError
