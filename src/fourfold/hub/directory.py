@@ -251,7 +251,7 @@ def write_directory(path: Path, config: Mapping[str, Any], tensors: Tensors) -> 
 
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON object to a file, indented and with sorted keys, as transformers does."""
-    text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False)
+    text = json.dumps(content, indent=2, sort_keys=True)  # ASCII: a label may be no Unicode text
     file.write_text(text + "\n", encoding="utf-8")
 
 
