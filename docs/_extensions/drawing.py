@@ -11,7 +11,9 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 # The block of the directive in a page, which a notebook shows as text.
-BLOCK = re.compile(r"^```\{drawing\} (\S+)\n:alt: (.+)\n\n?(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"^```\{drawing\} (\S+)\n:alt: ([^\n]+)\n\n?(.*?)^```$", re.MULTILINE | re.DOTALL
+)
 
 
 class Drawing(SphinxDirective):

@@ -52,8 +52,7 @@ def qkv() -> Canvas:
         (288, "v", "values", "green", v),
     ):
         canvas.path([(170, 87), (170, 97), (middle, 97), (middle, 106)], "grey")
-        canvas.box(middle - 22, 106, 44, 22, "", color)
-        canvas.text(middle, 116, f"W_{{{letter}}}", 14)
+        canvas.box(middle - 22, 106, 44, 22, f"W_{{{letter}}}", color, size=14)
         canvas.path([(middle, 128), (middle, 158)], color)
         canvas.text(middle + 8, 144, name, 11, at="start", color=color)
         canvas.text(middle - 31, 193, letter.upper(), 14, bold=True)
@@ -129,8 +128,7 @@ def heads() -> Canvas:
         canvas.grid(134 + 18 * number, 290, 5, 2, cell, color)
     canvas.lines(124, 306, ["side by side", "(N × H D_{v})"], at="end")
     canvas.path([(170, 335), (170, 352)])
-    canvas.box(106, 354, 128, 26, "", "grey")
-    canvas.text(170, 366, "W_{o} mixes heads", 12)
+    canvas.box(106, 354, 128, 26, "W_{o} mixes heads", "grey")
     canvas.path([(170, 380), (170, 398)])
     canvas.grid(134, 400, 5, 8, cell, "grey", lambda i, j: 0.15 + 0.6 * ((5 * i + 3 * j) % 7) / 7)
     canvas.text(170, 456, "Y (N × D)", 12, bold=True)
@@ -142,7 +140,7 @@ def masks() -> Canvas:
     documents = (0, 0, 0, 1, 1, 1)
     panels = (
         ("padding", lambda q, k: k < 4, ["keys 5 and 6 are padding:", "no query reads them"]),
-        ("causal", lambda q, k: k <= q, ["query 4 reads keys 1 to 4,", "itself included"]),
+        ("causal", lambda q, k: k <= q, ["query 4 reads 1 to 4,", "itself included"]),
         (
             "causal window of 3",
             lambda q, k: q - 3 < k <= q,
@@ -151,7 +149,7 @@ def masks() -> Canvas:
         (
             "two documents",
             lambda q, k: documents[q] == documents[k],
-            ["query 4 begins the second", "text: it reads 4, 5 and 6"],
+            ["query 4 begins the next", "text: it reads 4, 5, 6"],
         ),
     )
     canvas, cell, colors = Canvas(414), 18, ("blue", "orange", "green", "purple")

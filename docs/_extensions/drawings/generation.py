@@ -12,8 +12,7 @@ def cache() -> Canvas:
         y = 28 + 82 * step
         canvas.box(6, y + 16, 60, 26, pieces[step], "grey")
         canvas.path([(66, y + 29), (78, y + 29)])
-        canvas.box(79, y + 16, 28, 26, "", "blue")
-        canvas.text(93, y + 28, f"q_{{{step + 1}}}", 14)
+        canvas.box(79, y + 16, 28, 26, f"q_{{{step + 1}}}", "blue", size=14)
         for i in range(step + 1):
             for row, (letter, color) in enumerate((("k", "orange"), ("v", "green"))):
                 new = i == step

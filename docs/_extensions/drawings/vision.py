@@ -43,8 +43,7 @@ def patches() -> Canvas:
             size=11,
         )
         canvas.text(middle, 308, "+", 14)
-        canvas.box(middle - 26, 317, 52, 24, "", "blue")
-        canvas.text(middle, 328, f"p_{{{number}}}", 14)
+        canvas.box(middle - 26, 317, 52, 24, f"p_{{{number}}}", "blue", size=14)
         canvas.path([(middle, 341), (middle, 360)])
     canvas.text(38, 263, "learned", 11, color="purple")
     canvas.box(6, 361, 328, 32, "transformer encoder, N blocks, no mask", "grey", bold=True)
@@ -56,7 +55,7 @@ def patches() -> Canvas:
     canvas.lines(
         226,
         424,
-        ["outputs of the patches: unused for the", "class, used for segmentation and MAE"],
+        ["outputs of the patches: not used", "for the class of the image"],
         color="muted",
     )
     return canvas
