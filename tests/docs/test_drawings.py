@@ -11,7 +11,10 @@ from xml.etree import ElementTree
 import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-NAMES = ["beam-tree", "block", "cache", "encoder-decoder", "heads", "masks", "patches", "qkv"]
+NAMES = [
+    *("beam-tree", "block", "bottleneck", "cache", "encoder-decoder", "heads", "masks", "patches"),
+    *("qkv", "recurrent-attention"),
+]
 SVG = "{http://www.w3.org/2000/svg}"
 
 

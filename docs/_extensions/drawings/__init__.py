@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from drawings import architecture, attention, generation, vision
+from drawings import architecture, attention, generation, recurrent, vision
 from drawings.canvas import Canvas
 
 STYLE = Path(__file__).resolve().parents[2] / "_static" / "drawings.css"
 DRAWINGS: dict[str, Callable[[], Canvas]] = {
+    "bottleneck": recurrent.bottleneck,
+    "recurrent-attention": recurrent.attention,
     "encoder-decoder": architecture.encoder_decoder,
     "block": architecture.block,
     "qkv": attention.qkv,

@@ -105,6 +105,18 @@ class Canvas:
             triangle = " ".join(f"{_number(x)},{_number(y)}" for x, y in corners)
             self._add("polygon", f"h-{color}", points=triangle)
 
+    def state(self, x: float, y: float, label: str, color: str, kind: str = "") -> None:
+        """Draw a circle with a label, the state of a recurrent network."""
+        self._add("circle", f"d-{color} {kind}".strip(), cx=x, cy=y, r=15)
+        self.text(x, y - 1, label, 14)
+
+    def line(
+        self, start: tuple[float, float], end: tuple[float, float], color: str, w: float
+    ) -> None:
+        """Draw a line of the width `w`, without an arrowhead."""
+        (x1, y1), (x2, y2) = start, end
+        self._add("line", f"l-{color}", x1=x1, y1=y1, x2=x2, y2=y2, style=f"stroke-width:{w:.1f}")
+
     def plus(self, x: float, y: float, color: str = "grey") -> None:
         """Draw a plus in a circle, the sum of a residual connection."""
         self._add("circle", f"d-{color}", cx=x, cy=y, r=9)
