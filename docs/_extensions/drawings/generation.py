@@ -50,8 +50,8 @@ _NEXT = {
     (): {"ein": 0.5, "der": 0.4, "das": 0.1},
     ("ein",): {"Tag": 0.35, "Hund": 0.33, "Mann": 0.32},
     ("der",): {"Tag": 0.9, "Hund": 0.06, "Mann": 0.04},
-    ("ein", "Tag"): {"end": 0.6, "war": 0.25, "ist": 0.15},
-    ("der", "Tag"): {"end": 0.7, "war": 0.2, "ist": 0.1},
+    ("ein", "Tag"): {"end": 0.6, "war": 0.25, "kam": 0.15},
+    ("der", "Tag"): {"end": 0.7, "war": 0.2, "kam": 0.1},
 }
 Hypothesis = tuple[str, ...]
 
