@@ -48,6 +48,7 @@ extensions = [
     "sphinx.ext.doctest",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
+    "drawing",
     "pages",
     "mathml",
 ]

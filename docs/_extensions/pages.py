@@ -1,12 +1,12 @@
 """Adjustments of the pages: folded answers, links to folders, titles, notebooks for download."""
 
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 import jupytext
 from docutils import nodes
+from drawing import for_notebook
 from sphinx import addnodes
 from sphinx.application import Sphinx
 
@@ -66,7 +66,8 @@ def offer_notebook(
         return
     notebook = Path(app.outdir, f"{page}.ipynb")
     notebook.parent.mkdir(parents=True, exist_ok=True)
-    jupytext.write(jupytext.read(os.fspath(source)), notebook)
+    text = for_notebook(source.read_text(encoding="utf-8"))
+    jupytext.write(jupytext.reads(text, fmt="md:myst"), notebook)
     link = f'<p><a href="{notebook.name}" download>Download this page as a notebook</a></p>'
     context["body"] = link + context["body"]
 
