@@ -97,6 +97,12 @@ def main() -> int:
         return error.returncode
     shutil.rmtree(site, ignore_errors=True)
     shutil.copytree(work / "html", site)
+    # `fourfold course` writes these notebooks, also from a wheel that is built afterwards.
+    notebooks = ROOT / "docs" / "course" / "notebooks"
+    shutil.rmtree(notebooks, ignore_errors=True)
+    notebooks.mkdir()
+    for notebook in sorted((site / "docs" / "course").glob("*.ipynb")):
+        shutil.copy(notebook, notebooks)
     for line in (found := problems(site)):
         print(line, file=sys.stderr)
     minutes = (time.monotonic() - start) / 60

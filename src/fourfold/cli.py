@@ -44,6 +44,7 @@ COMMANDS = {
     "sweep": (SWEEP, "fit and test a grid of options with several seeds: table and picture"),
     "seeds": (SWEEP, "`sweep` without a grid (until version 0.4)"),
     "recipes": ("commands.packaged_recipes", "list the recipes of the package"),
+    "course": ("commands.course", "write the pages of the course as notebooks"),
     "plan": ("commands.plan", "parameters, FLOPs and memory of a recipe, before running it"),
     "reproduce": ("reproduce.command", "a published table with our numbers beside the paper's"),
     "diff": ("reproduce.recipe_cards.diff_command", "differences between recipes"),
