@@ -151,13 +151,14 @@ EXECUTE = """
 import sys, nbformat
 from nbclient import NotebookClient
 notebook = nbformat.read(sys.argv[1], as_version=4)
-NotebookClient(notebook, timeout=250).execute()
+NotebookClient(notebook, timeout=600).execute()
 import fourfold
 print(fourfold.__file__)
 """
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_notebook_runs_in_an_empty_folder_with_the_files_of_the_wheel(
     root: Path, tmp_path: Path
 ) -> None:
