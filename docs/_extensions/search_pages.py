@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
@@ -12,7 +13,8 @@ from sphinx import addnodes
 from sphinx.application import Sphinx
 
 COVERAGE = "docs/course/coverage"  # its tables lead from headings of lectures to sections
-ROW = re.compile(r"^\| (?:[\d.]+ )?([^|]+?) \| \[[^]]+\]\(([\w-]+)\.md(?:#([\w-]+))?\)", re.M)
+ROW = re.compile(r"^\| (?:[\d.]+ )?([^|]+?) \| (\[[^|]+) \|", re.M)
+LINK = re.compile(r"\]\(([\w-]+)\.md(?:#([\w-]+))?\)")
 TEXTS = "page_texts.js"
 HEADINGS: dict[str, dict[str, str]] = {}  # by page: the anchor of each heading
 
@@ -21,9 +23,13 @@ def lecture_headings(app: Sphinx) -> None:
     """Read for which section of which page the headings of the lectures stand."""
     file = app.env.doc2path(COVERAGE)
     text = file.read_text(encoding="utf-8") if file.exists() else ""
+    links: dict[str, list[tuple[str, str]]] = {}
+    for heading, pages in ROW.findall(text):
+        links.setdefault(heading.lower(), []).extend(LINK.findall(pages))
     HEADINGS.clear()
-    for heading, page, anchor in ROW.findall(text):
-        HEADINGS.setdefault(f"docs/course/{page}", {}).setdefault(heading.lower(), anchor)
+    for heading, found in links.items():  # the page to which most lectures lead
+        ((page, _),) = Counter(page for page, _ in found).most_common(1)
+        HEADINGS.setdefault(f"docs/course/{page}", {})[heading] = dict(reversed(found))[page]
 
 
 def add_headings(app: Sphinx, document: nodes.document) -> None:
@@ -42,14 +48,18 @@ def add_headings(app: Sphinx, document: nodes.document) -> None:
 
 
 def as_html(node: nodes.Node) -> Iterator[str]:
-    """Yield the text of a page with the anchors of its sections."""
+    """Yield the text of a page without code, and with the anchors of its sections."""
     for child in node.children:
+        if isinstance(child, nodes.literal_block | nodes.doctest_block | nodes.raw | nodes.comment):
+            continue
         if isinstance(child, nodes.section):
             yield f'<div id="{escape(child["ids"][0])}">'
-            yield from as_html(child)
-            yield "</div>"
-        elif not isinstance(child, nodes.comment | nodes.raw | nodes.system_message):
+        if isinstance(child, nodes.TextElement):
             yield escape(child.astext()) + "\n"
+        else:
+            yield from as_html(child)
+        if isinstance(child, nodes.section):
+            yield "</div>"
 
 
 def write_texts(app: Sphinx, error: Exception | None) -> None:

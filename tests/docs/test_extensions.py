@@ -1,6 +1,7 @@
 """Extensions of the documentation site, on formulas, figures and a small site of three pages."""
 
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -71,9 +72,10 @@ COVERAGE = """# Coverage
 
 | heading | page | test |
 | --- | --- | --- |
-| 2.4 Positional encoding | [7 Waves](07-positions.md#waves) | `tests/x.py` |
+| Positional encoding | [5 Order](coverage.md#coverage), [7 Waves](07-positions.md#waves) | `x.py` |
+| 2.4 Positional encoding | [7 Waves](07-positions.md#waves) | `x.py` |
 """
-POSITIONS = "# Order\n\n## Waves\n\nSines of many wavelengths.\n"
+POSITIONS = "# Order\n\n## Waves\n\n```python\npositional = 1\n```\n\nSines of many wavelengths.\n"
 
 
 @pytest.fixture
@@ -120,7 +122,7 @@ def test_a_dark_figure_exchanges_grey_and_keeps_colors_and_heat_maps(
         (line,) = plot.plot([0, 1], [0.5, 0.5], color="black", linewidth=20, marker="o")
         colored = plot.axhspan(0, 0.1, color="C1")
         heat_map.imshow([[0, 1]], cmap="Greys")
-        text = heat_map.text(0, 0, "x", color="black")
+        (drawn,) = heat_map.plot([-0.5, 0.5], [-0.3, -0.3], color="black", linewidth=10)
         options: dict[str, Any] = {"bbox_inches": None}
         light = dark_figures.print_both(print_figure, figure, **options)
         (file,) = tmp_path.iterdir()
@@ -130,13 +132,16 @@ def test_a_dark_figure_exchanges_grey_and_keeps_colors_and_heat_maps(
         assert max(after.getpixel((0, 0))) < 40
         middle = plot.transData.transform((0.5, 0.5)) * (1, -1) + (0, before.height)
         band = plot.transData.transform((0.5, 0.05)) * (1, -1) + (0, before.height)
-        cells = heat_map.transData.transform([(0.3, 0.3), (1, 0)]) * (1, -1) + (0, before.height)
+        cells = heat_map.transData.transform([(0, -0.3), (0, 0.3), (1, 0)]) * (1, -1) + (
+            0,
+            before.height,
+        )
         at = [tuple(map(int, place)) for place in (middle, band, *cells)]
         assert before.getpixel(at[0]) == (0, 0, 0)
         assert min(after.getpixel(at[0])) > 200
         for place in at[1:]:
             assert before.getpixel(place) == after.getpixel(place)
-        assert line.get_color() == text.get_color() == "black"
+        assert line.get_color() == drawn.get_color() == "black"
         assert picture(figure, **options).tobytes() == before.tobytes()
         assert colored.get_facecolor()[:3] != (0, 0, 0)
 
@@ -163,6 +168,28 @@ def test_a_page_shows_the_dark_version_of_a_figure_beside_the_light_one(
     assert 'alt="A plot"' in dark
     assert "only" not in alone
     assert (tmp_path / "html" / "_images" / f"{digest}-dark.png").read_bytes() == b"dark"
+
+
+def test_the_notebook_of_a_page_has_the_outputs_of_the_build(
+    extension: Any, tmp_path: Path
+) -> None:
+    header = "---\njupytext:\n  x: 1\nkernelspec: {}\n---\n"
+    page = tmp_path / "01-page.md"
+    page.write_text(f"{header}# Page\n\n```{{code-cell}} ipython3\n1 + 1\n```\n")
+    executed = tmp_path / "jupyter_execute" / "docs" / "01-page.ipynb"
+    executed.parent.mkdir(parents=True)
+    output = {"output_type": "stream", "name": "stdout", "text": "2"}
+    cell = {"cell_type": "code", "source": "1 + 1", "outputs": [output], "execution_count": 1}
+    executed.write_text(json.dumps({"cells": [cell]}))
+    app = SimpleNamespace(
+        env=SimpleNamespace(doc2path=lambda name: page), outdir=str(tmp_path / "html")
+    )
+    context = {"body": "text"}
+    extension("pages").offer_notebook(app, "docs/01-page", "", context, object())
+    notebook = json.loads((tmp_path / "html" / "docs" / "01-page.ipynb").read_text())
+    first, second = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert (first["outputs"], second["outputs"]) == ([], [output])
+    assert 'href="01-page.ipynb"' in context["body"]
 
 
 @pytest.fixture(scope="module")
