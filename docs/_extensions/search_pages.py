@@ -15,6 +15,7 @@ from sphinx.application import Sphinx
 COVERAGE = "docs/course/coverage"  # its tables lead from headings of lectures to sections
 ROW = re.compile(r"^\| (?:[\d.]+ )?([^|]+?) \| (\[[^|]+) \|", re.M)
 LINK = re.compile(r"\]\(([\w-]+)\.md(?:#([\w-]+))?\)")
+LEFT_OUT = (nodes.literal_block, nodes.doctest_block, nodes.math_block, nodes.raw, nodes.comment)
 TEXTS = "page_texts.js"
 HEADINGS: dict[str, dict[str, str]] = {}  # by page: the anchor of each heading
 
@@ -48,9 +49,9 @@ def add_headings(app: Sphinx, document: nodes.document) -> None:
 
 
 def as_html(node: nodes.Node) -> Iterator[str]:
-    """Yield the text of a page without code, and with the anchors of its sections."""
+    """Yield the text of a page without code and formulas, with the anchors of its sections."""
     for child in node.children:
-        if isinstance(child, nodes.literal_block | nodes.doctest_block | nodes.raw | nodes.comment):
+        if isinstance(child, LEFT_OUT):
             continue
         if isinstance(child, nodes.section):
             yield f'<div id="{escape(child["ids"][0])}">'
