@@ -21,11 +21,13 @@ os.environ.update(
 )
 os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
 os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # tqdm misses widgets in a kernel
-os.environ["PYTHONPATH"] = str(ROOT / "src")
+os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), sys.path[0]])
 # A profile of their own: no settings of the user, and no warning about a socket of this machine.
 profile = ROOT / "build" / "docs" / "ipython" / "profile_default"
 profile.mkdir(parents=True, exist_ok=True)
-(profile / "ipython_kernel_config.py").write_text("c.IPKernelApp.log_level = 40  # errors\n")
+(profile / "ipython_kernel_config.py").write_text(
+    'c.IPKernelApp.log_level = 40  # errors\nc.IPKernelApp.extensions = ["dark_figures"]\n'
+)
 os.environ["IPYTHONDIR"] = str(profile.parent)
 
 
@@ -41,7 +43,7 @@ project_copyright = "The fourfold authors, Apache License 2.0"
 version = release = fourfold.__version__
 root_doc = "docs/index"
 exclude_patterns = [path.name for path in ROOT.iterdir() if path.name not in SOURCES]
-exclude_patterns += ["docs/_extensions", "docs/_static"]
+exclude_patterns += ["docs/_extensions", "docs/_static", "docs/course/notebooks"]
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
@@ -51,6 +53,9 @@ extensions = [
     "drawing",
     "pages",
     "mathml",
+    "figures",
+    "reference",
+    "search_pages",
 ]
 
 # Markdown
@@ -65,6 +70,7 @@ cache = ROOT / "build" / "docs" / "cache" / package_digest()
 for other in set(cache.parent.glob("*")) - {cache}:
     shutil.rmtree(other)
 nb_execution_cache_path = str(cache)
+dark_figures = os.environ["FOURFOLD_DARK_FIGURES"] = str(cache / "dark")  # of the kernels
 nb_execution_timeout = 300  # seconds for each cell, also on a busy machine
 nb_execution_raise_on_error = True
 nb_merge_streams = True
@@ -77,7 +83,9 @@ autodoc_inherit_docstrings = False  # the hooks of torch and Lightning are descr
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True  # such as the name of a function, whose value has no expression
-default_role = "code"  # docstrings mark code as Markdown does
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 88  # a longer one has a line for each argument
+default_role = "name"  # docstrings mark code as Markdown does; see _extensions/reference.py
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True  # an attribute of a docstring is not a second entry
@@ -85,9 +93,10 @@ napoleon_use_ivar = True  # an attribute of a docstring is not a second entry
 # HTML that works from a folder, without a network
 html_theme = "furo"
 html_title = f"fourfold {release}"
+pygments_dark_style = "github-dark"  # the default of the theme underlines names
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["copy_button.js"]
 html_math_renderer = "mathml"
-html_show_search_summary = False  # the summary is fetched, which a browser refuses for file://
 html_copy_source = False
 html_show_sphinx = False

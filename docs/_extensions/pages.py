@@ -1,14 +1,16 @@
 """Adjustments of the pages: folded answers, links to folders, titles, notebooks for download."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
-import jupytext
 from docutils import nodes
 from drawing import for_notebook
 from sphinx import addnodes
 from sphinx.application import Sphinx
+
+from fourfold.commands.course import notebooks
 
 
 def fold_answers(app: Sphinx, document: nodes.document) -> None:
@@ -61,13 +63,22 @@ def offer_notebook(
     """Write the notebook of an executed page next to it and link to it at the top of the page."""
     if document is None:  # the search and the index
         return
-    source = app.env.doc2path(page)
-    if not source.read_text(encoding="utf-8").startswith("---\njupytext:"):
+    text = app.env.doc2path(page).read_text(encoding="utf-8")
+    if not text.startswith(notebooks.NOTEBOOK):
         return
+    result = notebooks.notebook(for_notebook(text))
+    result["metadata"] = notebooks.notebook(text)["metadata"]  # has a checksum of the page
+    # MyST-NB stores the executed notebook, which lacks the first cell of ours.
+    executed = Path(app.outdir).parent / "jupyter_execute" / f"{page}.ipynb"
+    stored = json.loads(executed.read_text(encoding="utf-8")) if executed.exists() else result
+    cells, outputs = (
+        [cell for cell in each["cells"] if cell["cell_type"] == "code"] for each in (result, stored)
+    )
+    for cell, output in zip(cells[-len(outputs) :], outputs, strict=True):
+        cell["outputs"], cell["execution_count"] = output["outputs"], output["execution_count"]
     notebook = Path(app.outdir, f"{page}.ipynb")
     notebook.parent.mkdir(parents=True, exist_ok=True)
-    text = for_notebook(source.read_text(encoding="utf-8"))
-    jupytext.write(jupytext.reads(text, fmt="md:myst"), notebook)
+    notebook.write_text(json.dumps(result, indent=1, ensure_ascii=False), encoding="utf-8")
     link = f'<p><a href="{notebook.name}" download>Download this page as a notebook</a></p>'
     context["body"] = link + context["body"]
 

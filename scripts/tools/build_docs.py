@@ -79,6 +79,14 @@ def build(work: Path) -> None:
     subprocess.run([sys.executable, "-m", "sphinx", *options, *places], cwd=ROOT, check=True)
 
 
+def store_notebooks(site: Path, folder: Path) -> None:
+    """Replace the notebooks that `fourfold course` writes, also from a wheel built afterwards."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for notebook in sorted((site / "docs" / "course").glob("*.ipynb")):
+        shutil.copy(notebook, folder)
+
+
 def spell() -> None:
     """Check the spelling of the pages and of the docstrings."""
     subprocess.run([sys.executable, "-m", "codespell_lib", *SPELLED], cwd=ROOT, check=True)
@@ -97,6 +105,7 @@ def main() -> int:
         return error.returncode
     shutil.rmtree(site, ignore_errors=True)
     shutil.copytree(work / "html", site)
+    store_notebooks(site, ROOT / "docs" / "course" / "notebooks")
     for line in (found := problems(site)):
         print(line, file=sys.stderr)
     minutes = (time.monotonic() - start) / 60

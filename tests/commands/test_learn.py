@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fourfold.cli import main
-from fourfold.commands import learn
+from fourfold.commands.course import exercises as learn
 from fourfold.learn.exercises import EXERCISES
 
 SOLUTION = (
@@ -82,10 +82,10 @@ def test_a_wheel_brings_the_files(
 ) -> None:
     hatch = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
     places = hatch["targets"]["wheel"]["force-include"]
-    assert places["docs/course/exercises"] == "fourfold/exercises"
-    shutil.copytree(root / "docs" / "course" / "exercises", tmp_path / "fourfold" / "exercises")
-    (tmp_path / "fourfold" / "exercises" / "heads.py").write_text(SOLUTION)
-    monkeypatch.setattr(learn, "PACKAGE", tmp_path / "fourfold")
+    assert places["docs/course"] == "fourfold/course/docs/course"  # `notebooks` looks there first
+    shutil.copytree(root / "docs" / "course" / "exercises", tmp_path / "course" / "exercises")
+    (tmp_path / "course" / "exercises" / "heads.py").write_text(SOLUTION)
+    monkeypatch.setattr(learn, "COURSE", tmp_path / "course")
     assert main(["learn", "heads", "--dir", str(tmp_path / "mine")]) == 0
 
 

@@ -2,7 +2,11 @@
 
 import doctest
 import re
+import shutil
+import tempfile
+import tomllib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +42,27 @@ LESSONS = [page for page in EXECUTED if page != "00-index"]
 WITH_DOCTESTS = [page for page in PAGES if DOCTEST.search(read(page))]
 
 
+PACKAGED = tempfile.TemporaryDirectory()  # until the end of the tests
+
+
+@cache
+def packaged_course() -> Path:
+    """Return a folder of pages beside the files of the wheel, so that a page reads no other."""
+    root, course = COURSE.parents[1], "fourfold/course"
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    for source, name in included.items():
+        target = Path(PACKAGED.name, name)
+        if name.startswith(course):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            copy = shutil.copytree if (root / source).is_dir() else shutil.copy
+            copy(root / source, target)
+    return Path(PACKAGED.name, course, "docs", "course")
+
+
 def execute(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Execute all code cells of a page in one namespace, in the folder of the page."""
-    monkeypatch.chdir(COURSE)
+    """Execute all code cells of a page in one namespace, with the files of the wheel alone."""
+    monkeypatch.chdir(packaged_course())
     text = read(page)
     names: dict[str, Any] = {"__name__": "__main__"}
     with plt.rc_context():

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.tools.build_docs import problems
+from scripts.tools.build_docs import problems, store_notebooks
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,14 @@ def test_a_right_page_has_no_problem(tmp_path: Path) -> None:
     (tmp_path / "sub" / "other.html").write_text('<p id="here"><a href="../page.html">back</a>')
     (tmp_path / "x.png").touch()
     assert problems(tmp_path) == []
+
+
+def test_the_notebooks_of_the_last_build_alone_are_stored(tmp_path: Path) -> None:
+    pages, folder = tmp_path / "site" / "docs" / "course", tmp_path / "notebooks"
+    pages.mkdir(parents=True)
+    folder.mkdir()
+    (folder / "gone.ipynb").touch()
+    (pages / "01-page.ipynb").write_text("{}")
+    (pages / "01-page.html").touch()
+    store_notebooks(tmp_path / "site", folder)
+    assert [file.name for file in folder.iterdir()] == ["01-page.ipynb"]

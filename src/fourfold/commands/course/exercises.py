@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fourfold.atomic_files import write_atomically
+from fourfold.commands.course.notebooks import COURSE
 from fourfold.commands.option_parser import OptionParser
-from fourfold.commands.packaged_recipes import PACKAGE
 from fourfold.errors import InputError
 from fourfold.learn import WrongSolution, check
 from fourfold.learn.exercises import EXERCISES
@@ -62,5 +62,4 @@ def _written(files: list[Path]) -> list[int]:
 
 def _stub(name: str) -> str:
     """Return the content of a file before the exercise is solved."""
-    folders = (PACKAGE / "exercises", PACKAGE.parents[1] / "docs" / "course" / "exercises")
-    return next(folder / name for folder in folders if folder.is_dir()).read_text("utf-8")
+    return (COURSE / "exercises" / name).read_text("utf-8")

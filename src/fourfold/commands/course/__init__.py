@@ -1,0 +1,1 @@
+"""Commands of the course: its pages as notebooks, and its exercises as files."""
