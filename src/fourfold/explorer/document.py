@@ -47,7 +47,7 @@ def shown_name(path: str | Path) -> str:
         >>> shown_name("runs/small"), shown_name("runs/small/checkpoints/last.ckpt")
         ('small', 'small/last.ckpt')
     """
-    path = Path(path).resolve()
+    path = Path(path).absolute()
     is_in_run = path.parent.name == "checkpoints"
     return f"{path.parents[1].name}/{path.name}" if is_in_run else path.name
 

@@ -593,7 +593,7 @@ function headButton(map, ...more) {
   const place = [map.layer === null ? "" : `layer ${map.layer}`, map.head === null ? "mean" : `head ${map.head}`].join(" ");
   return makeButton(more.length ? "" : place.trim(), () => {
     update({ map: map.name, layer: map.layer, head: map.head });
-    const shown = $($("p-image").hidden ? "matrix" : $("class-token").hidden ? "overlay" : "picture");
+    const shown = $($("p-image").hidden ? "matrix" : "picture");
     shown.closest("section").scrollIntoView();
     shown.focus({ preventScroll: true });
   }, ...more);
