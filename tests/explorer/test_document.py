@@ -360,8 +360,8 @@ def test_joined_documents_hold_the_maps_of_each_model(loaded: Any, precision: in
     parts = []
     for family in families:
         model, examples = loaded(family)
-        names = {"name": family, "checkpoint": f"{family}/last.ckpt"}
-        settings = Settings(precision=precision, n_models=3, **names)
+        settings = Settings(precision=precision, checkpoint=f"{family}/last.ckpt", n_models=3)
+        settings = settings._replace(name=family)
         parts.append(build_document(model, examples[:2], settings))
     found, maps = join_documents(parts)
     assert [row["family"] for row in found["rows"]] == [x for x in families for _ in range(2)]

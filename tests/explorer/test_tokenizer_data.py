@@ -149,8 +149,10 @@ def case(name: str, tokenizer: Tokenizer, texts: list[str], **options: Any) -> d
         reader = TextModel(model, truncate=True)
         reader.max_len = None
 
-        def encode(text: str) -> list[int]:
+        def masked(text: str) -> list[int]:
             return reader.masked(text)[0][1:-1]
+
+        encode = masked
 
     draw = random.Random(1)
     ids = [encode(repaired(text)) for text in texts]

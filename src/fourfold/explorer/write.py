@@ -116,9 +116,11 @@ def look(
     """
     loaded: Any = load(model) if isinstance(model, str | Path) else model
     other = load(compare) if isinstance(compare, str | Path) else compare
-    names = [shown_name(x) if isinstance(x, str | Path) else "" for x in (model, model, compare)]
+    paths = (x if isinstance(x, str | Path) else None for x in (model, compare))
+    name, compared = ("" if path is None else shown_name(path) for path in paths)
     chosen = None if layers is None else tuple(layers)
-    settings = Settings(chosen, precision, generate, truncate, "fourfold.look", *names)
+    shown = chosen, precision, generate, truncate
+    settings = Settings(*shown, "fourfold.look", name, name, compared)
     view = make_view(loaded, settings)
     inputs = (
         [] if given is None else [given] if isinstance(given, str | Path) else given
