@@ -13,7 +13,7 @@ import transformers as hf
 from PIL import Image
 
 import fourfold
-from fourfold.commands.look import parse_layers, shown_command
+from fourfold.commands.look import make_parser, parse_layers, shown_command
 from fourfold.models import RecurrentLM, RecurrentLMConfig
 from tests.fixtures.hf_models import DINOV2, DINOV3, MODELS
 
@@ -43,7 +43,11 @@ def test_the_page_of_a_run_shows_rows_of_its_test_data(
     assert result.out.startswith(f"{out}: {size:.2f} MB, 3 inputs and ")
     found = read_document(out)
     assert [row["title"] for row in found["rows"]] == [f"test image {i}" for i in range(3)]
-    assert found["provenance"]["checkpoint"].endswith(".ckpt")
+    assert found["title"] == f"Attention of {folder.name}"
+    (kept,) = [
+        x for x in ("best", "last") if found["provenance"]["checkpoint"].endswith(f"{x}.ckpt")
+    ]
+    assert found["provenance"]["checkpoint"] == f"{folder.name}/{kept}.ckpt"
     assert str(tmp_path) not in out.read_text()
     image = Image.new("L", (9, 9), 99)
     image.save(tmp_path / "grey.png")
@@ -74,8 +78,9 @@ def test_one_page_shows_models_of_several_families(
     assert [row["family"] for row in found["rows"]] == [
         *("vit", "vit", "causal_lm", "causal_lm", "translation", "translation")
     ]
-    names = [row["provenance"]["checkpoint"].split("/")[0] for row in found["rows"][::2]]
+    names = [row["provenance"]["name"] for row in found["rows"][::2]]
     assert names == [folder.name for folder in folders]
+    assert [row["title"].split(": ")[0] for row in found["rows"][::2]] == names
     assert result.out.startswith(f"{out}: ")
     assert "6 inputs and " in result.out
     result = run("look", *folders, "--text", "a", "--out", tmp_path / "b.html")
@@ -130,6 +135,9 @@ def test_texts_with_masks_are_shown(
     assert [len(row["steps"]) for row in found["rows"]] == [1, 0]
     assert found["rows"][1]["title"] == "<img src=x>"
     assert "<img" not in out.read_text().replace("&lt;", "")
+    other = trained("mlm") / "checkpoints" / "last.ckpt"
+    assert run(*arguments, "--overwrite", "--compare", other).code == 0
+    assert read_document(out)["compare"] == {"title": f"{trained('mlm').name}/last.ckpt"}
     result = run(*arguments)
     assert result.code == 2
     assert "--out must be a new file" in result.err
@@ -184,6 +192,11 @@ def test_checkpoints_without_attention_are_rejected(
     assert result.code == 2
     assert "the model must have attention, got RecurrentLM without it" in result.err
     assert not (tmp_path / "a.html").exists()
+
+
+def test_the_help_names_what_a_checkpoint_may_be() -> None:
+    text = " ".join(make_parser().format_help().split())
+    assert "a checkpoint file, a run directory, or a directory of transformers" in text
 
 
 def test_layers_are_numbers_or_last() -> None:

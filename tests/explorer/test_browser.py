@@ -447,6 +447,149 @@ def test_page_is_drawn_by_a_browser_without_a_driver(chromium_program: str, tmp_
     assert re.search('<div id="error"[^>]*hidden', result.stdout)
 
 
+def place(page: Any, selector: str) -> tuple[float, float]:
+    """Top and bottom of an element in the window, in CSS pixels."""
+    box = page.locator(selector).bounding_box()
+    return box["y"], box["y"] + box["height"]
+
+
+@pytest.mark.parametrize(
+    ("name", "panel", "canvas"),
+    [("causal_lm", "#p-matrix", "matrix"), ("vit", "#p-image", "picture")],
+)
+def test_the_map_is_at_the_top_and_a_head_leads_to_it(
+    visit, name: str, panel: str, canvas: str
+) -> None:
+    page = visit(SAMPLES[name](), "#map=self&layer=0&head=0&q=5")
+    assert place(page, panel)[0] < 250
+    assert place(page, f"#{canvas}")[0] < 450
+    for button in ("#thumbs button >> nth=3", "#heads tbody tr:nth-child(2) button"):
+        page.evaluate("scrollTo(0, document.body.scrollHeight)")
+        assert place(page, panel)[1] < 0
+        page.click(button)
+        assert 0 <= place(page, panel)[0] < 200
+        assert page.evaluate("document.activeElement.id") == canvas
+    page.keyboard.press("ArrowLeft")
+    assert "head=0" in page.url
+    assert "q=" in page.url
+
+
+def test_the_step_says_which_token_is_true_chosen_or_most_probable(visit) -> None:
+    assert "[.] — chosen token" in visit(SAMPLES["causal_lm"]()).inner_text("#step-text")
+    made = SAMPLES["masked_lm"]()
+    assert "[went]" in visit(made).inner_text("#step-text")
+    assert "most probable token with probability 0.4" in visit(made).inner_text("#step-text")
+    made[0]["rows"][0]["steps"][0]["truth"] = "went"
+    assert "true token with probability 0.4" in visit(made).inner_text("#step-text")
+
+
+def test_the_frame_of_a_step_is_on_the_token_that_it_predicts(visit) -> None:
+    made = SAMPLES["causal_lm"]()
+    tokens = made[0]["rows"][0]["tokens"]["tokens"]  # the last four are generated
+    page = visit(made, "#layer=0&head=0")
+
+    def check(row: int, framed: int) -> None:
+        spans = page.locator("#text .tokens span")
+        classes = [x or "" for x in spans.evaluate_all("(all) => all.map((x) => x.className)")]
+        assert [i for i, x in enumerate(classes) if "query" in x] == [framed]
+        assert page.evaluate("page.view.row") == row
+
+    check(row=7, framed=8)
+    page.locator("#step").fill("3")
+    check(row=9, framed=10)
+    page.click("#text span >> nth=11")
+    check(row=10, framed=11)
+    assert page.get_attribute("#step", "aria-valuetext").startswith("4 of 4")
+    assert f"The model reads ‘{tokens[10].strip()}’".replace("‘", "‘␣") in page.inner_text(
+        "#matrix-hint"
+    )
+    page.click("#text span >> nth=3")  # of the prompt
+    check(row=3, framed=3)
+    assert "The model reads" not in page.inner_text("#matrix-hint")
+
+
+def test_ticks_of_a_large_map_are_positions_with_tokens(visit) -> None:
+    page = visit(causal_lm(80), "#layer=0&head=0&q=3")
+    texts = page.evaluate("""() => {
+        const own = CanvasRenderingContext2D.prototype.fillText, texts = [];
+        CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+            const { e, f } = this.getTransform();
+            texts.push([text, e, f, y]);
+            own.call(this, text, x, y);
+        };
+        drawMatrix();
+        return texts;
+    }""")
+    ticks = [text for text, *_ in texts if re.match(r"\d+ ", text)]
+    size = page.evaluate("page.matrix.size")
+    every = next(n for n in (2, 5, 10, 20) if n * size >= 20)
+    assert len(ticks) == 2 * len(range(0, 80, every))
+    assert {"0 ␣the", "10 ␣the", "20 ␣the", "70 ␣the"} <= set(ticks)
+    rows = {text: y for text, _, _, y in texts[: len(ticks) // 2]}
+    assert rows["10 ␣the"] - rows["0 ␣the"] == pytest.approx(10 * size)
+
+
+def test_the_heads_of_a_layer_are_drawn_together(visit) -> None:
+    made = SAMPLES["translation"]()
+    page = visit(made, "#layer=1&head=0&q=2")
+    page.check("#together")
+    assert "together=1" in page.url
+    weights = [shown(made, name="cross", layer=1, head=head)[2] for head in (0, 1)]
+    limit = max(shown(made, name="cross", layer=1, head=head).max() for head in (0, 1))
+    lines = page.locator("#lines path").evaluate_all(
+        "(all) => all.map((x) => [x.style.stroke, parseFloat(x.getAttribute('stroke-width'))])"
+    )
+    paints = list(dict.fromkeys(paint for paint, _ in lines))
+    assert len(paints) == 2
+    for paint, row in zip(paints, weights, strict=True):
+        widths = [width for of, width in lines if of == paint]
+        expected = sorted((0.4 + 6 * a / limit for a in row if a > 0.004 * limit), reverse=True)
+        assert widths == pytest.approx(expected, abs=0.05)
+    swatches = page.locator("#together-heads button").evaluate_all(
+        "(all) => all.map((one) => [one.textContent, one.style.borderLeftColor])"
+    )
+    assert swatches == [[f"head {i}", paint] for i, paint in enumerate(paints)]
+    page.click("#together-heads button >> nth=1")
+    assert "head=1" in page.url
+    page.uncheck("#together")
+    strokes = page.locator("#lines path").evaluate_all("(all) => all.map((x) => x.style.stroke)")
+    assert set(strokes) == {""}
+    assert page.locator("#together-heads button").count() == 0
+
+
+def test_a_printed_page_is_light_and_complete(visit) -> None:
+    page = visit(SAMPLES["causal_lm"](), color_scheme="dark")
+    assert page.get_attribute("html", "data-theme") == "dark"
+    page.emulate_media(media="print")
+    page.wait_for_selector("html[data-theme=light]", state="attached")
+    sizes = page.locator("#thumbs canvas").evaluate_all("(all) => all.map((one) => one.width)")
+    assert sizes == [12] * 4
+    assert page.is_visible("#provenance")
+    for hidden in ("#controls", "#toc", "#theme", "#play", "#csv"):
+        assert page.is_hidden(hidden)
+    page.set_viewport_size({"width": 700, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 700
+    assert (
+        page.evaluate("getComputedStyle(document.getElementById('heads').parentElement).overflow")
+        == "visible"
+    )
+    page.emulate_media(media="screen")
+    page.wait_for_selector("html[data-theme=dark]", state="attached")
+    assert page.is_visible("#controls")
+
+
+def test_models_are_called_by_their_runs(visit) -> None:
+    made = SAMPLES["compare"]()
+    page = visit(made, "#model=1")
+    options = page.locator("#model option").all_inner_texts()
+    assert options == ["small", "other.ckpt", "difference (first − second)"]
+    assert page.inner_text("#subtitle").endswith("from last.ckpt; compared with other.ckpt")
+    made[0]["provenance"] |= {"name": "", "checkpoint": ""}
+    page = visit(made)
+    assert page.inner_text("#subtitle").endswith("parameters; compared with other.ckpt")
+    assert page.locator("#model option").all_inner_texts()[0] == "first"
+
+
 def test_hostile_tokens_are_shown_and_not_run(visit) -> None:
     maps = heads("self", len(HOSTILE), len(HOSTILE), 2, 2)
     row = {"tokens": {"tokens": HOSTILE}, "title": HOSTILE[1]}

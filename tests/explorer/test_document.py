@@ -346,6 +346,10 @@ def test_comparison_adds_the_maps_of_the_other_model(loaded: Any) -> None:
     sides = [[entry for entry in entries if entry["model"] == side] for side in (0, 1)]
     assert len(sides[0]) == len(sides[1])
     assert np.abs(unpack(sides[0][0], maps) - unpack(sides[1][0], maps)).max() > 0.01
+    assert found["compare"] == {"title": "MaskedLM (other)"}
+    named = SETTINGS._replace(layers=(0,), name="first", compared="second")
+    found, _ = build_document(model, examples[:1], named, other)
+    assert (found["title"], found["compare"]) == ("Attention of first", {"title": "second"})
     with pytest.raises(InputError, match="--compare must be a model of the family masked_lm"):
         build_document(model, examples[:1], SETTINGS, loaded("causal_lm")[0])
 
@@ -357,6 +361,7 @@ def test_joined_documents_hold_the_maps_of_each_model(loaded: Any, precision: in
     for family in families:
         model, examples = loaded(family)
         settings = Settings(precision=precision, checkpoint=f"{family}/last.ckpt", n_models=3)
+        settings = settings._replace(name=family)
         parts.append(build_document(model, examples[:2], settings))
     found, maps = join_documents(parts)
     assert [row["family"] for row in found["rows"]] == [x for x in families for _ in range(2)]

@@ -1,7 +1,8 @@
 """Write one HTML file that shows the attention of a checkpoint.
 
 It has the maps of all layers and heads, their statistics beside those of uniform attention, and
-predictions. It opens without a network.
+predictions. It opens without a network. A checkpoint is a checkpoint file, a run directory, or a
+directory of transformers with config.json and weights.
 
 Without --text, --source and --image, the inputs are the first rows of the test data of the
 checkpoint's run directory. Several checkpoints, also of different families, are shown on one page,
@@ -24,7 +25,12 @@ def make_parser() -> OptionParser:
     """Return the parser of `fourfold look`."""
     parser = OptionParser(prog="fourfold look", description=__doc__)
     add = parser.add_argument
-    add("checkpoints", nargs="+", metavar="CHECKPOINT", help="checkpoint file or run directory")
+    add(
+        "checkpoints",
+        nargs="+",
+        metavar="CHECKPOINT",
+        help="checkpoint, run or transformers directory",
+    )
     parser.add_allow_class()
     add("--text", action="append", default=[], help="text, with [MASK] for masks; may be repeated")
     add("--source", action="append", default=[], help="source text; may be repeated")
@@ -83,22 +89,20 @@ def main(argv: Sequence[str]) -> int:
 def document_of(path: Path, options: Any, settings: Any) -> tuple[dict[str, Any], bytes]:
     """Return the document and the maps of one checkpoint file or run directory.
 
-    `settings` are those of the page, without the name of the checkpoint.
+    `settings` are those of the page, without the names of the checkpoint and the run.
 
     Raises:
         InputError: The checkpoint or an input is invalid.
     """
     from fourfold.checkpoints.files import find_checkpoint
     from fourfold.checkpoints.load import load
-    from fourfold.explorer.document import build_document, make_view
+    from fourfold.explorer.document import build_document, make_view, shown_name
     from fourfold.explorer.write import read_examples
 
-    classes, name = tuple(options.allow_class), path.name
-    if (path / "checkpoints").is_dir():
-        found = find_checkpoint(path)
-        name = f"{path.name}/{found.name}" if settings.n_models > 1 else found.name
-        path = found
-    settings = settings._replace(checkpoint=name)
+    classes, name = tuple(options.allow_class), shown_name(path)
+    path = find_checkpoint(path) if (path / "checkpoints").is_dir() else path
+    compared = "" if options.compare is None else shown_name(options.compare)
+    settings = settings._replace(name=name, checkpoint=shown_name(path), compared=compared)
     model = load(path, classes=classes)
     other = None if options.compare is None else load(options.compare, classes=classes)
     view = make_view(model, settings)

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fourfold.analysis.attention_maps import attention_layers, select_layers
@@ -33,8 +34,22 @@ class Settings(NamedTuple):
     generate: int = 20
     truncate: bool = False
     command: str = ""  # made the page, which displays it
-    checkpoint: str = ""  # name of the file, without its folder
+    checkpoint: str = ""  # name of the file, after that of its run
+    name: str = ""  # of the run or model, by which the page calls it
+    compared: str = ""  # name of the second model
     n_models: int = 1  # share the page and the bound on its size
+
+
+def shown_name(path: str | Path) -> str:
+    """Return the name of a run or model on the page, RUN/FILE for a checkpoint of a run.
+
+    Example:
+        >>> shown_name("runs/small"), shown_name("runs/small/checkpoints/last.ckpt")
+        ('small', 'small/last.ckpt')
+    """
+    path = Path(path).absolute()
+    is_in_run = path.parent.name == "checkpoints"
+    return f"{path.parents[1].name}/{path.name}" if is_in_run else path.name
 
 
 def make_view(model: Model, settings: Settings) -> View:
@@ -87,37 +102,38 @@ def build_document(
                 f" all heads would take {size / 1e6:.1f} MB; --layers chooses other layers."
             )
         rows.append(row)
-    name = type(model).__name__
+    kind = type(model).__name__
+    compared_name = settings.compared or f"{type(other).__name__} (other)"
     return {
-        "title": f"Attention of {settings.checkpoint or name}",
+        "title": f"Attention of {settings.name or settings.checkpoint or kind}",
         "family": view.family,
         "precision": settings.precision,
         "provenance": {
             "command": settings.command,
+            "name": settings.name,
             "checkpoint": settings.checkpoint,
             "version": version("fourfold"),
             "commit": commit(),
-            "model": name,
+            "model": kind,
             "n_parameters": sum(parameter.numel() for parameter in model.parameters()),
         },
         "notice": notices,
         "rows": rows,
-        "compare": None if other is None else {"title": f"{type(other).__name__} (other)"},
+        "compare": None if other is None else {"title": compared_name},
     }, bytes(data)
 
 
 def join_documents(parts: Sequence[tuple[dict[str, Any], bytes]]) -> tuple[dict[str, Any], bytes]:
     """Join the documents and maps of several models, which have one precision, to one page.
 
-    Each row has the family and the provenance of its own model, and the first part of the name of
-    its checkpoint, such as the run directory, before its title.
+    Each row has the family and the provenance of its own model, whose name is before its title.
     """
     rows: list[dict[str, Any]] = []
     notices, data = [], b""
     for document, maps in parts:
         base = 8 * len(data) // document["precision"]
         model = {name: document[name] for name in ("family", "provenance")}
-        name = model["provenance"]["checkpoint"].split("/")[0]
+        name = model["provenance"]["name"]
         notices += [f"{name}: {notice}" for notice in document["notice"]]
         for row in document["rows"]:
             moved = [{**entry, "offset": entry["offset"] + base} for entry in row["maps"]]

@@ -4,7 +4,7 @@
 
 // ------------------------------------------------------------------------------------------------ 1 state, maps
 const DEFAULTS = {
-  row: 0, model: 0, map: "", layer: -1, head: -1, q: -1, k: -1, step: 0, words: 0, special: 0, marks: 1,
+  row: 0, model: 0, map: "", layer: -1, head: -1, q: -1, k: -1, step: 0, words: 0, special: 0, marks: 1, together: 0,
   scale: "max", smooth: 0, zoom: 0, theme: "",
 };
 const TITLES = {
@@ -21,7 +21,7 @@ const STATS = {
   entropy: "entropy in nats (0: attends to one token only)",
 };
 const TEXTS = { inputs: "tokens read", sum: "all words", source: "source", target: "target", tokens: "text", patches: "picture", visible: "visible patches", class: "class token" };
-const page = { state: { ...DEFAULTS }, cache: new Map(), timer: null, sort: ["layer", 1], drawn: {} };
+const page = { state: { ...DEFAULTS }, cache: new Map(), timer: null, sort: ["layer", 1], drawn: {}, thumbs: [] };
 
 const $ = (id) => document.getElementById(id);
 const root = () => page.doc.rows[page.state.row];
@@ -86,7 +86,7 @@ function fetchMap(name, layer, head, model) {
   if (page.cache.has(id)) return page.cache.get(id);
   const map = mapsOf(name, model).find((one) => one.layer === layer && one.head === head);
   const found = map && { map, data: expand(map, page.bytes, page.doc.precision) };
-  if (page.cache.size > 7) page.cache.delete(page.cache.keys().next().value);
+  if (page.cache.size > 31) page.cache.delete(page.cache.keys().next().value);
   page.cache.set(id, found);
   return found;
 }
@@ -136,7 +136,7 @@ function makeView() {
   if (other) { const second = merge(other.data); values = values.map((value, i) => value - second[i]); }
   const view = { map: one.map, q: sides[0], k: sides[1], data: values, rows: sides[0].groups.length,
     columns: sides[1].groups.length, signed: Boolean(other) || (one.map.range || [0])[0] < 0,
-    isWeight: !other && !one.map.range };
+    isWeight: !other && !one.map.range, merge };
   view.most = largest(values);
   view.limit = state.scale === "one" ? 1 : view.most;
   if (state.q < 0 || state.q >= sides[0].raw.length) state.q = startQuery(view);
@@ -241,8 +241,8 @@ function drawNow() {
 /** Model of the input that is shown, below the title and at the end of the page. */
 function drawProvenance() {
   const facts = provenance();
-  say("subtitle", `${facts.model}, ${Number(facts.n_parameters).toLocaleString("en-US")} parameters, `
-    + `from ${facts.checkpoint}${page.doc.compare ? `; compared with ${page.doc.compare.title}` : ""}`);
+  say("subtitle", `${facts.model}, ${Number(facts.n_parameters).toLocaleString("en-US")} parameters`
+    + `${facts.checkpoint && `, from ${facts.checkpoint}`}${page.doc.compare ? `; compared with ${page.doc.compare.title}` : ""}`);
   $("provenance").replaceChildren(...Object.entries(facts).filter(([, value]) => value !== null)
     .flatMap(([name, value]) => [make("dt", { textContent: name.replaceAll("_", " ") }), make("dd", { textContent: String(value) })]));
 }
@@ -256,7 +256,7 @@ function drawSelects() {
   };
   fill("row", doc.rows.map((row, i) => [i, `${i + 1}: ${visibleTitle(row.title)}`]), state.row);
   fill("model", doc.compare
-    ? [[0, provenance().checkpoint || "first"], [1, doc.compare.title], [2, "difference (first − second)"]] : [[0, ""]],
+    ? [[0, provenance().name || provenance().checkpoint || "first"], [1, doc.compare.title], [2, "difference (first − second)"]] : [[0, ""]],
   state.model);
   fill("map", mapNames().map((name) => [name, mapTitle(name)]), state.map);
   fill("layer", page.layers.map((layer) => [layer ?? "mean", layer ?? "all"]), state.layer);
@@ -266,7 +266,7 @@ function drawSelects() {
   };
   fill("head", page.heads.map((head) => [head ?? "mean", label(head)]), state.head);
   $("scale").value = state.scale;
-  for (const id of ["words", "special", "marks", "smooth", "zoom"]) $(id).checked = state[id] === 1;
+  for (const id of ["words", "special", "marks", "smooth", "zoom", "together"]) $(id).checked = state[id] === 1;
   $("words").closest("label").hidden = !wordsAvailable();
   $("special").closest("label").hidden = !Object.keys(root().tokens)
     .some((name) => specialTokens(name).size);
@@ -292,7 +292,7 @@ function drawMatrix() {
   font(context, true);
   const longest = (labels, [a, b], most) => Math.min(most, 8 + labels.slice(a, b)
     .reduce((most, text) => Math.max(most, Math.ceil(context.measureText(text).width)), 12));
-  const left = isNamed ? longest(view.q.labels, r, 190) : 26, top = isNamed ? longest(view.k.labels, c, 120) : 26;
+  const left = isNamed ? longest(view.q.labels, r, 190) : Math.min(110, room / 4), top = isNamed ? longest(view.k.labels, c, 120) : 90;
   const strip = isNamed && view.isWeight && columns > 1 ? 48 : 0, space = (room - left - strip) / Math.max(1, columns);
   const size = isNamed ? Math.max(13, Math.min(30, space, 800 / rows)) : Math.min(space, 640 / Math.max(rows, columns));
   const width = left + columns * size + strip, height = top + rows * size;
@@ -333,6 +333,7 @@ function drawMatrix() {
     : `A row belongs to a query (${view.q.title}), a column to a key `
       + `(${view.k.title}). Yellow is much, violet is little; the colour follows the square root of the weight.`
       + `${view.q.isShifted ? " In a row ‘a → b’, the decoder reads a and predicts b; self is a, previous is the token before a." : ""}`
+      + `${stepAhead(view) ? ` The model reads ‘${view.q.labels[view.row]}’ to predict ‘${plainPiece(stepAhead(view).chosen)}’.` : ""}`
       + `${strip ? " Bars on the right: entropy of a row; frame: uniform attention." : ""}`
       + `${alignmentOf(view) ? " White line: window of the source; dot: its centre." : ""}`);
   drawLegend(view);
@@ -350,17 +351,20 @@ function drawEntropies(pen, view, r, left, top, size) {
   outline(pen, colour("plain"), 1, left, top, 40, (r[1] - r[0]) * size);
 }
 
-/** Positions along a map with too many tokens for labels. */
+/** Positions and tokens along a map with too many tokens for all labels. */
 function drawTicks(pen, view, r, c, left, top, size) {
-  const every = [10, 20, 50, 100, 200, 500].find((n) => n * size >= 36) || 1000;
+  const every = [2, 5, 10, 20, 50, 100, 200, 500].find((n) => n * size >= 20) || 1000;
   font(pen, false, 11);
-  pen.textAlign = "right";
-  for (let t = Math.ceil(r[0] / every) * every; t < r[1]; t += every) {
-    pen.fillText(String(t), left - 3, top + (t - r[0] + 0.5) * size);
-  }
-  pen.textAlign = "center";
-  for (let s = Math.ceil(c[0] / every) * every; s < c[1]; s += every) {
-    pen.fillText(String(s), left + (s - c[0] + 0.5) * size, top - 9);
+  for (const [side, [start, end], room] of [[view.q, r, left - 8], [view.k, c, top - 8]]) {
+    for (let i = Math.ceil(start / every) * every; i < end; i += every) {
+      pen.save();
+      pen.translate(left, top);
+      if (side === view.k) pen.rotate(-Math.PI / 2);
+      pen.textAlign = side === view.q ? "right" : "left";
+      const at = (i - start + 0.5) * size, [x, y] = side === view.q ? [-4, at] : [4, at];
+      pen.fillText(fitLabel(pen, `${side.groups[i][0]} ${side.labels[i]}`, room), x, y);
+      pen.restore();
+    }
   }
 }
 
@@ -414,6 +418,22 @@ function drawLegend(view) {
   describe("legend", `Colour scale from ${digits(low)} to ${digits(view.limit)}`);
 }
 
+/** Weights of the map that is shown or, if they are drawn together, of each head with its colour; also draws the heads' names. */
+function drawTogether(view) {
+  const { state } = page, found = mapsOf(state.map).filter((map) => map.layer === state.layer && map.head !== null);
+  show("together-box", found.length > 1);
+  const together = state.together && found.length > 1 ? found : [];
+  const paint = (n) => `hsl(${Math.round(210 + (360 * n) / together.length)} 75% ${isDark() ? 65 : 42}%)`;
+  $("together-heads").replaceChildren(...together.map((map, n) => {
+    const button = headButton(map, { ariaCurrent: String(map.head === state.head) }, `head ${map.head}`);
+    button.style.borderLeft = `0.9rem solid ${paint(n)}`;
+    return button;
+  }));
+  if (!together.length) return [view];
+  return together.map((map, n) => ({ data: view.merge(fetchMap(state.map, state.layer, map.head, modelOf()).data),
+    paint: paint(n), shift: 5 * (n - (together.length - 1) / 2) }));
+}
+
 function drawLines() {
   const view = page.view, box = $("lines"), pitch = 22, top = 30;
   if (!show("p-lines", view.k.name !== "patches" && !view.signed && view.rows * view.columns)) return;
@@ -422,22 +442,25 @@ function drawLines() {
   const svg = makeSvg("svg", { width, height, role: "img", "aria-label":
     `Lines from the queries, on the left, to the keys, on the right; ${mapName()}` });
   const y = (i) => top + pitch * (i + 0.5), from = side + 6, to = width - side - 6;
-  const link = (t, s, kind) => {
-    const share = view.data[t * view.columns + s] / view.limit;
-    return makeSvg("path", { class: kind, "stroke-width": (0.4 + 6 * share).toFixed(2),
-      d: `M${from} ${y(t)}C${(from + to) / 2} ${y(t)} ${(from + to) / 2} ${y(s)} ${to} ${y(s)}`,
+  const heads = drawTogether(view), limit = page.state.scale === "one" ? 1 : Math.max(...heads.map((one) => largest(one.data)));
+  const link = (t, s, kind, { data, paint = "", shift = 0 } = heads[0]) => {
+    const share = data[t * view.columns + s] / limit, middle = (from + to) / 2;
+    const line = makeSvg("path", { class: kind, "stroke-width": (0.4 + 6 * share).toFixed(2),
+      d: `M${from} ${y(t)}C${middle} ${y(t) + shift} ${middle} ${y(s) + shift} ${to} ${y(s)}`,
       "stroke-opacity": Math.min(1, (kind === "link" ? 0.45 : 0.9) * share + 0.03).toFixed(3) });
+    line.style.stroke = paint;
+    return line;
   };
-  if (view.rows <= 96) {
+  if (view.rows <= 96 && heads.length === 1) {
     svg.append(...topK(view.data, 300).filter((i) => view.data[i] >= 0.02 * view.limit && Math.floor(i / view.columns) !== view.row)
       .map((i) => link(Math.floor(i / view.columns), i % view.columns, "link")));
   }
-  /** Lines of a query, or those to a key. */
-  const linesOf = (i, isQuery, kind) => {
-    const values = isQuery ? rowOf(view, i) : Array.from({ length: view.rows }, (_, t) => view.data[t * view.columns + i]);
-    return topK(values, 200).filter((j) => values[j] > 0.004 * view.limit)
-      .map((j) => (isQuery ? link(i, j, kind) : link(j, i, kind)));
-  };
+  /** Lines of a query, or those to a key, of each head that is shown. */
+  const linesOf = (i, isQuery, kind) => heads.flatMap((head) => {
+    const values = Array.from({ length: isQuery ? view.columns : view.rows }, (_, j) => head.data[isQuery ? i * view.columns + j : j * view.columns + i]);
+    return topK(values, 200).filter((j) => values[j] > 0.004 * limit)
+      .map((j) => (isQuery ? link(i, j, kind, head) : link(j, i, kind, head)));
+  });
   const hovered = makeSvg("g");
   svg.append(...linesOf(view.row, true, "link query"), hovered);
   svg.append(note(0, 14, `query (${view.q.title})`), note(width - 2, 14, `key (${view.k.title})`, END));
@@ -464,15 +487,21 @@ function tinted(textContent, share, title = "") {
   return span;
 }
 
-/** Text with one mark-up element for each token, or word, of a side. */
+/** Steps of a causal LM: the row of the map is that of the token before the predicted one. */
+const stepsAhead = (view) => list("steps").filter((one) => one.list === view.q.name && one.query < one.token);
+/** Step whose row is chosen, if its token stands after the row's. */
+const stepAhead = (view) => stepsAhead(view).find((one) => one === list("steps")[page.state.step] && view.q.groups[view.row]?.includes(one.query));
+
+/** Text with one mark-up element for each token, or word, of a side; the token that a step predicts is framed. */
 function tokenLine(view, side, values) {
   const limit = values ? Math.max(...values, 1e-9) : 1, isSame = view.q.name === view.k.name;
   const paragraph = make("p", { className: "tokens", dir: "auto" });
-  const isQuery = side === view.q;
+  const isQuery = side === view.q, step = stepAhead(view);
+  const framed = !isQuery && !isSame ? -1 : step ? indexOf(side.groups, step.token) : view.row;
   const between = page.state.words ? side.labels.map(() => " ") : gaps(side.groups.map((group) => side.raw[group[0]]));
   side.labels.forEach((label, i) => {
     const span = tinted(page.state.words ? label : plainPiece(side.raw[side.groups[i][0]]), values ? values[i] / limit : 0);
-    if ((isQuery || isSame) && i === view.row) span.classList.add("query");
+    if (i === framed) span.classList.add("query");
     if (!isQuery || isSame) {
       if (i === view.column) span.classList.add("key");
       span.title = digits(values[i]);
@@ -481,7 +510,9 @@ function tokenLine(view, side, values) {
   });
   on(paragraph, "click", ({ target }) => {
     const i = [...paragraph.children].indexOf(target);
-    if (i >= 0) choose(isQuery || isSame ? i : view.row, isQuery || isSame ? null : i);
+    const predicts = i >= 0 && (isQuery || isSame) && stepsAhead(view).find((one) => side.groups[i].includes(one.token));
+    if (predicts) choose(indexOf(side.groups, predicts.query), null);
+    else if (i >= 0) choose(isQuery || isSame ? i : view.row, isQuery || isSame ? null : i);
   });
   return paragraph;
 }
@@ -498,7 +529,8 @@ function drawText() {
   }
   $("text").replaceChildren(...parts);
   say("h-text", hasTextKeys ? "Text tinted by the attention of one token" : "Words of the caption");
-  say("text-hint", hasTextKeys ? "Click a token (framed). The stronger a tint, the more the framed token attends there."
+  say("text-hint", hasTextKeys ? `Click a token (framed). The stronger a tint, the more ${stepAhead(view) ? `‘${view.q.labels[view.row]}’, which the model reads to predict the framed token,`
+    : "the framed token"} attends there.`
     : "Click a word: the image shows the attention at the step that predicts it.");
   drawGate(view);
 }
@@ -559,7 +591,12 @@ const headRow = (...names) => make("thead", {}, make("tr", {}, ...names.map((nam
 /** Button that shows the map of a layer and head. */
 function headButton(map, ...more) {
   const place = [map.layer === null ? "" : `layer ${map.layer}`, map.head === null ? "mean" : `head ${map.head}`].join(" ");
-  return makeButton(more.length ? "" : place.trim(), () => update({ map: map.name, layer: map.layer, head: map.head }), ...more);
+  return makeButton(more.length ? "" : place.trim(), () => {
+    update({ map: map.name, layer: map.layer, head: map.head });
+    const shown = $($("p-image").hidden ? "matrix" : "picture");
+    shown.closest("section").scrollIntoView();
+    shown.focus({ preventScroll: true });
+  }, ...more);
 }
 
 /** True if a head follows a pattern: the rule of `head_label` for shares, else the side of uniform attention. */
@@ -628,13 +665,14 @@ function drawThumbs() {
   if (page.watch) page.watch.disconnect();
   page.watch = new IntersectionObserver((entries) => entries.filter((one) => one.isIntersecting).forEach((one) => {
     page.watch.unobserve(one.target);
-    drawThumb(one.target.firstChild, one.target.map, onGrid ? query : null);
+    one.target.draw();
   }), { rootMargin: "200px" });
   $("thumbs").replaceChildren(...unique(maps.map((map) => map.layer)).map((layer) => make("div", { className: "layer" },
     make("b", { textContent: layer === null ? "all" : `layer ${layer}` }),
     ...maps.filter((map) => map.layer === layer && map.head !== null).map((map) => {
-      const more = { map, ariaLabel: `layer ${layer} head ${map.head}${map.label ? `, ${map.label}` : ""}`, ariaCurrent: String(isChosen(map)) };
+      const more = { ariaLabel: `layer ${layer} head ${map.head}${map.label ? `, ${map.label}` : ""}`, ariaCurrent: String(isChosen(map)) };
       const button = headButton(map, more, make("canvas", { width: 1, height: 1 }), `${map.head}${map.label ? `: ${map.label}` : ""}`);
+      button.draw = () => drawThumb(button.firstChild, map, onGrid ? query : null);
       page.thumbs.push([map, button]);
       page.watch.observe(button);
       return button;
@@ -665,7 +703,7 @@ function drawSteps() {
   say("play", page.timer ? "Stop" : "Play");
   const most = steps.reduce((one, other, i) => (other.entropy > steps[one].entropy ? i : one), 0);
   say("step-text", `Step ${state.step + 1} of ${steps.length}: … ${before} `
-    + `[${plainPiece(step.chosen)}]${after} — ${isMasked ? "true" : "chosen"} token with probability `
+    + `[${plainPiece(step.chosen)}]${after} — ${step.truth !== undefined ? "true" : isMasked ? "most probable" : "chosen"} token with probability `
     + `${digits(step.probability)}; uncertainty ${digits(step.entropy)} nats. `
     + `Least sure: step ${most + 1} (‘${plainPiece(steps[most].chosen)}’, ${digits(steps[most].entropy)} nats).`);
   $("alternatives").replaceChildren(...bars(step.top.map(([word, p]) => [visible(word), p, word === step.chosen])));
@@ -786,7 +824,7 @@ function drawImage() {
     ? `Left: click a patch${list("classes").length && image.prefix ? ", or take the class token [CLS], whose result decides the class" : ""}. `
       + `Right: ${view.isWeight ? "its attention" : "its value for each patch"}${view.signed ? "." : "; yellow is much, violet is little."}`
     : !isText ? `Right: ${read}; yellow is much, violet is little.`
-    : "Choose a word below or a step above: the right image shows its attention; yellow is much, violet is little.");
+    : "Choose a word or a step below: the right image shows its attention; yellow is much, violet is little.");
   if (root().hint) $("image-hint").textContent += ` ${root().hint}`;
   say("picture-text", canSelect ? `Chosen: ${view.q.labels[view.row]}` : "The picture");
   say("overlay-text", view.signed ? `From ${digits(-limit)} (blue) to ${digits(limit)} (orange)`
@@ -915,7 +953,7 @@ function listen() {
       update({ [id]: ["map", "scale"].includes(id) ? value : value === "mean" ? null : Number(value) });
     });
   }
-  for (const id of ["words", "special", "marks", "smooth", "zoom"]) {
+  for (const id of ["words", "special", "marks", "smooth", "zoom", "together"]) {
     on(id, "change", () => update({ [id]: $(id).checked ? 1 : 0 }));
   }
   on("step", "input", () => goToStep(Number($("step").value) - 1));
@@ -939,6 +977,7 @@ function listen() {
   on("png", "click", () => (root().image && page.view.k.name === "patches" && page.view.rows > 64 ? $("overlay") : $("matrix"))
     .toBlob((blob) => save(fileName(".png"), blob)));
   on("help-open", "click", () => $("help").showModal());
+  on(printing, "change", onPrint);
   on("theme", "click", () => { state.theme = isDark() ? "light" : "dark"; setTheme(); update({}); });
   on(document, "keydown", onKey);
   on(window, "hashchange", () => {
@@ -955,7 +994,17 @@ function listen() {
   });
 }
 
-const isDark = () => (page.state.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+const isDark = () => !printing.matches && (page.state.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+
+/** Light colours and all that a click would show, while the page is printed. */
+const printing = matchMedia("print");
+function onPrint() {
+  const details = document.querySelector("details");
+  details.open = printing.matches;
+  setTheme();
+  drawAll();
+  if (printing.matches) page.thumbs.forEach(([, button]) => button.draw());
+}
 
 function setTheme() {
   document.documentElement.dataset.theme = isDark() ? "dark" : "light";

@@ -12,7 +12,13 @@ import torch
 from fourfold.atomic_files import write_atomically
 from fourfold.checkpoints.load import generation_defaults, load
 from fourfold.errors import InputError
-from fourfold.explorer.document import Settings, build_document, join_documents, make_view
+from fourfold.explorer.document import (
+    Settings,
+    build_document,
+    join_documents,
+    make_view,
+    shown_name,
+)
 from fourfold.explorer.inputs import Example
 from fourfold.explorer.page import assemble
 from fourfold.explorer.views import View
@@ -108,12 +114,13 @@ def look(
         >>> page.document["rows"][0]["tokens"]  # `page.save` writes an HTML file
         {'tokens': ['t', 'h', 'e', ' ', 'c', 'a', 't']}
     """
-    path = model if isinstance(model, str | Path) else None
-    loaded: Any = load(path) if path is not None else model
+    loaded: Any = load(model) if isinstance(model, str | Path) else model
     other = load(compare) if isinstance(compare, str | Path) else compare
-    name = "" if path is None else Path(path).name
+    paths = (x if isinstance(x, str | Path) else None for x in (model, compare))
+    name, compared = ("" if path is None else shown_name(path) for path in paths)
     chosen = None if layers is None else tuple(layers)
-    settings = Settings(chosen, precision, generate, truncate, "fourfold.look", name)
+    shown = chosen, precision, generate, truncate
+    settings = Settings(*shown, "fourfold.look", name, name, compared)
     view = make_view(loaded, settings)
     inputs = (
         [] if given is None else [given] if isinstance(given, str | Path) else given
