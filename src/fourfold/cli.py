@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 
 from fourfold import __version__
 from fourfold.atomic_files import disk_error
-from fourfold.commands.help_texts import HELP_TEXTS, OVERVIEW
 from fourfold.errors import InputError, TrainingStopped
 
 # Exit codes.
@@ -28,6 +28,11 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141
 
 MAX_MESSAGE = 450  # characters of an error message; quoted lines of data may be long
+
+# Help of the commands whose parsers need torch, which is slow to import.
+HELP = Path(__file__).parent / "commands" / "help"
+HELP_FILES = {name: name for name in ("fit", "plan", "tune")}
+HELP_FILES |= dict.fromkeys(("validate", "test", "predict"), "evaluation")
 
 # Modules that run several commands. Their `main` gets the command as the first argument.
 TRAIN = "commands.train.main"
@@ -126,11 +131,15 @@ def run_main(command: Callable[[list[str]], int], argv: Sequence[str]) -> int:
         return STOPPED if is_stop else getattr(problem, "exit_code", INVALID_INPUT)
 
 
+def _help_text(name: str) -> str:
+    return (HELP / f"{name}.txt").read_text(encoding="utf-8").rstrip()
+
+
 def _run(argv: list[str]) -> int:
     command, *arguments = argv or ["--help"]
     if command in ("-h", "--help", "help"):
         lines = [f"  {name:<11}{description}" for name, (_, description) in COMMANDS.items()]
-        print(OVERVIEW.format(version=__version__, commands="\n".join(lines)))
+        print(_help_text("overview").format(version=__version__, commands="\n".join(lines)))
         return 0 if argv else INVALID_INPUT
     if command in ("-V", "--version"):
         print(f"fourfold {__version__}")
@@ -139,8 +148,8 @@ def _run(argv: list[str]) -> int:
         close = get_close_matches(command, COMMANDS, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "`fourfold --help` lists the commands"
         raise InputError(f"is not a command; {hint}", option=repr(command))
-    if command in HELP_TEXTS and arguments in (["-h"], ["--help"]):
-        print(HELP_TEXTS[command])
+    if command in HELP_FILES and arguments in (["-h"], ["--help"]):
+        print(_help_text(HELP_FILES[command]).replace("COMMAND", command))
         return 0
     name, _ = COMMANDS[command]
     if command == "predict" and "--input" in (option.partition("=")[0] for option in arguments):

@@ -9,6 +9,7 @@ these keys.
 
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -48,34 +49,9 @@ TASKS_OF_KEY = {
 # Key of the number that a convention applies to. If the number is 0, no convention is needed.
 CONVENTION_OF = {"weight_decay_form": "weight_decay", "label_smoothing_type": "label_smoothing"}
 # Conventions and their meanings.
-MEANINGS = {
-    "length_penalty_type": {
-        "gnmt": "scores are divided by ((5 + n) / 6)^alpha (Wu et al. 2016)",
-        "power": "scores are divided by n^alpha",
-        "none": "scores are not divided",
-    },
-    "label_smoothing_type": {
-        "uniform": "epsilon is shared by all V tokens, including the target",
-        "off_target": "epsilon is shared by the V - 1 other tokens",
-        "off_target_pad": "epsilon is shared by the V - 2 other tokens except padding",
-    },
-    "schedule": {
-        "constant": "lr after the warm-up",
-        "linear": "rises to lr during the warm-up, then falls linearly",
-        "linear_from_start": "falls linearly from lr at the first step, multiplied by the warm-up",
-        "cosine": "rises to lr during the warm-up, then falls as half a cosine",
-        "inverse_sqrt": "rises to lr during the warm-up, then falls as step^-0.5",
-        "noam": "lr x d_model^-0.5 x min(step^-0.5, step x warmup_steps^-1.5)",
-        "plateau": "lr, reduced each time a score does not improve",
-        "triangle": "rises linearly to lr and falls linearly to the end of training",
-        "trapezoid": "rises to lr during the warm-up, stays constant, then falls linearly",
-    },
-    "weight_decay_form": {
-        "times_lr": "each step multiplies weights by 1 - learning rate x decay",
-        "own": "each step multiplies weights by 1 - decay, without the peak learning rate",
-        "l2": "decay x weight is added to the gradient, which the optimizer rescales",
-    },
-}
+MEANINGS: dict[str, dict[str, str]] = yaml.safe_load(
+    Path(__file__).with_name("meanings.yaml").read_text(encoding="utf-8")
+)
 
 
 @dataclass(frozen=True)
