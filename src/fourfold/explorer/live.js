@@ -117,6 +117,7 @@ const editNames = () => Object.keys(live.edits);
 /** Run the input of the panel, if it `isNew`, and the edits; a later call ends an earlier one. */
 async function refresh(isNew, spoken = "") {
   const turn = ++live.turn;
+  clearTimeout(live.timer);
   try {
     await (live.ready ??= loadModel());
     if (turn !== live.turn) return;
@@ -132,6 +133,7 @@ async function refresh(isNew, spoken = "") {
       text = isPair() ? await written(live.edits) : "";
       if (turn !== live.turn) return;
     }
+    live.after = after;
     showRun(after, text, spoken);
   } catch (error) {
     if (turn === live.turn) say("live-state", error.message);
@@ -189,7 +191,7 @@ function showRun(after, text, spoken) {
   const row = { title: `live: ${given.title || $("live-text").value}`, image: given.image || null, tokens, words: {}, steps: [], classes: [], curves: [], isEdited: Boolean(after),
     special: Object.fromEntries(Object.entries(given.tokens).map(([name, ids]) => [name, ids.flatMap((id, i) => (special.has(id) && id !== mask ? [i] : []))])),
     maps: [...mapEntries(before.maps, 0), ...(after ? mapEntries(after.maps, 1) : [])], query: given.image ? page.doc.rows[0].query : null,
-    provenance: { ...page.doc.provenance, name: "without edits" } };
+    provenance: { ...page.doc.provenance, name: "unedited" } };
   if (live.row === undefined) live.row = page.doc.rows.length;
   page.doc.rows[live.row] = row;
   page.images[live.row] = given.picture;
@@ -202,7 +204,7 @@ function showRun(after, text, spoken) {
   const main = live.watched.filter((one) => one.counts), change = ({ row: r, id }) => (after ? Math.abs(probabilities(after, r)[id] - probabilities(before, r)[id]) : 0);
   const one = main.reduce((most, other) => (change(other) > change(most) ? other : most));
   const [p, q] = [before, after || before].map((run) => digits(probabilities(run, one.row)[one.id]));
-  say("live-state", spoken ? `${spoken.replace(/^h/, "H")}: ‘${visible(one.label)}’ ${q}, before ${p}` : `‘${visible(one.label)}’: ${p}${after ? `, with edits ${q}` : ""}`);
+  say("live-state", spoken ? `${spoken[0].toUpperCase()}${spoken.slice(1)}: ‘${visible(one.label)}’ ${q}, before ${p}` : `‘${visible(one.label)}’: ${p}${after ? `, with edits ${q}` : ""}`);
 }
 
 function drawTable(after, text) {
@@ -245,6 +247,7 @@ function chosenHead() {
 /** Continue the text of a causal LM, greedily or at random. */
 async function writeOn() {
   const turn = ++live.turn;
+  clearTimeout(live.timer);
   await (live.ready ??= loadModel());
   const { input } = readText(), { ends, tokenizer } = live.values, temperature = Number($("live-heat").value) || 0;
   const { ids } = await ask({ type: "generate", input, edits: live.edits, options: { ends, temperature, maxNew: 20, seed: Date.now() % 2 ** 32 } });
@@ -286,7 +289,7 @@ function makeInput() {
 function startLive() {
   live.values = JSON.parse($("model-values").textContent);
   const { compare } = page.doc, canWrite = live.values.index.causal && !isPair();
-  Object.defineProperty(page.doc, "compare", { get: () => (root().isEdited ? { title: "with edits" } : compare) });
+  Object.defineProperty(page.doc, "compare", { get: () => (root().isEdited ? { title: "edited" } : compare) });
   const section = make("section", { id: "p-live", className: "wide" }, make("h2", { id: "h-live", textContent: "Try it: the model runs in this page" }),
     hint("Change the text and switch heads off. The panels below then show the attention of this run; choose “difference” to see what changed."),
     make("p", { className: "buttons" }, makeInput(), makeButton("Run", () => refresh(true), { id: "live-run" }),

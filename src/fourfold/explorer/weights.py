@@ -98,7 +98,7 @@ def pack_model(model: Model, precision: int | None = None) -> PackedModel:
         _refuse(next((REASONS[name] for name in names if name in REASONS), other))
     if model.accepts_images and model.can_generate:
         _refuse("reads an image and writes a text")
-    copy = deepcopy(eval_copy(model)).float().cpu().requires_grad_(False)
+    copy = deepcopy(eval_copy(model)).float().cpu()
     packer = _Packer(copy, precision)
     with torch.no_grad():
         tree = packer.describe(copy, "model")
