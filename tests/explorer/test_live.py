@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import fourfold
 from fourfold.commands import look
+from fourfold.data.vision.eval_transforms import eval_transform, resize_and_crop
+from fourfold.data.vision.image_stores import decode
 from fourfold.edits import zero
 from fourfold.errors import InputError
 from fourfold.explorer import live
@@ -103,7 +106,7 @@ def test_only_a_live_page_has_a_model_and_may_start_a_worker(made, family: str) 
     assert re.search(
         r'<script type="text/plain" id="weights">[^<]+</script></body>\s*</html>', text
     )
-    names = ("tokenize.js", "engine.js", "live.js", "look.js")
+    names = ("tokenize.js", "engine.js", "pictures.js", "live.js", "look.js")
     assert page.inner["script"] == resource("pure.js") + "".join(
         resource(name).removeprefix('"use strict";\n') for name in names
     )
@@ -135,14 +138,59 @@ def test_the_command_writes_a_live_page(root: Path, tmp_path: Path) -> None:
         look.main([run, run, "--live", "--out", str(tmp_path / "two.html")])
 
 
-@pytest.mark.parametrize("name", ["engine.js", "live.js"])
+@pytest.mark.parametrize("name", ["engine.js", "live.js", "pictures.js"])
 def test_scripts_of_a_live_page_parse_and_are_small(name: str) -> None:
     lines = [line.strip() for line in resource(name).splitlines()]
     code = [line for line in lines if line and not line.startswith(("//", "/*", "*"))]
-    assert len(code) <= {"engine.js": 350, "live.js": 300}[name]
+    assert len(code) <= {"engine.js": 350, "live.js": 300, "pictures.js": 60}[name]
     if shutil.which("node"):
         file = str(Path(live.__file__).parent / name)
         assert subprocess.run(["node", "--check", file], capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize(
+    ("shape", "resized", "size", "squash"),
+    [
+        ((37, 50), (9, 9), (8, 8), False),
+        ((50, 31), (17, 12), (14, 9), False),
+        ((20, 90), (11, 13), (8, 8), True),
+        ((5, 4), (16, 16), (11, 15), False),  # enlarged
+    ],
+)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_are_resized_as_in_python(
+    channels: int, shape: Any, resized: Any, size: Any, squash: bool, interpolation: str
+) -> None:
+    """All levels differ by 1 at most, and nearly all are equal."""
+    random = np.random.default_rng(0)
+    image = random.integers(256, size=(*shape, 4), dtype=np.uint8)
+    image[..., 3] = 255
+    decoded = decode(Image.fromarray(image[..., :3]), channels, "image")
+    wanted = resize_and_crop(decoded[None], resized, size, interpolation, squash)[0]
+    options = {"resized": resized, "size": size, "squash": squash, "interpolation": interpolation}
+    task = {
+        "image": {"width": shape[1], "height": shape[0], "data": image.flatten().tolist()},
+        "options": {**options, "mean": [0.5] * channels, "std": [0.25] * channels},
+    }
+    file = str(Path(live.__file__).parent / "pictures.js")
+    code = f"""const {{ preprocess, normalized }} = require({json.dumps(file)});
+    const {{ image, options }} = JSON.parse(require("fs").readFileSync(0));
+    const levels = preprocess(image, options);
+    console.log(JSON.stringify([levels, normalized(levels, options)].map((x) => Array.from(x))));"""
+    if shutil.which("node") is None:
+        pytest.skip("needs node")
+    found = subprocess.run(
+        ["node", "-e", code], input=json.dumps(task), text=True, check=True, stdout=-1
+    )
+    levels, pixels = map(np.array, json.loads(found.stdout))
+    difference = np.abs(
+        levels.reshape(*size, channels) - wanted.permute(1, 2, 0).numpy().astype(int)
+    )
+    assert difference.max() <= 1
+    assert (difference > 0).mean() < 0.1
+    normal = (levels.reshape(*size, channels) / 255 - 0.5) / 0.25
+    np.testing.assert_allclose(pixels, normal.transpose(2, 0, 1).flatten(), atol=1e-6)
 
 
 @pytest.fixture
@@ -276,6 +324,27 @@ def test_the_newest_text_is_the_one_that_is_shown(visit) -> None:
     page.fill("#live-text", "ab")
     page.click("#live-write")
     page.wait_for_selector("#row option:has-text('live: ab')", state="attached")
+
+
+@browser
+def test_image_of_the_reader(visit, made, tmp_path: Path) -> None:
+    """The model of the page reads a PNG of its reader as Python does."""
+    file = tmp_path / "own.png"
+    Image.fromarray(np.random.default_rng(0).integers(256, size=(33, 21, 3), dtype=np.uint8)).save(
+        file
+    )
+    page = visit("vit")
+    page.set_input_files("#live-file", str(file))
+    page.wait_for_selector("#row option:has-text('live: own.png')", state="attached")
+    model = made("vit").model
+    wanted = eval_transform(model.artifacts)(file)
+    found = np.array(page.evaluate("Array.from(live.given.input.pixels)")).reshape(wanted.shape)
+    step = 1 / 255 / np.array(model.artifacts["std"]).min()  # of one level
+    assert np.abs(found - wanted.numpy()).max() < 1.01 * step
+    logits = page.evaluate("Array.from(live.before.logits)")
+    np.testing.assert_allclose(
+        logits, made("vit").logits({"pixels": found.tolist()}, {}), atol=1e-4
+    )
 
 
 @browser

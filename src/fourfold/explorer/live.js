@@ -2,7 +2,7 @@
 // The panel of a live page: it runs the model of the page in a worker (engine.js) on the reader's text or image, without and with
 // heads that are switched off. Both runs are an input of the page with two models, so all panels of look.js show them.
 
-const live = { edits: {}, turn: 0, asked: 0, waiting: new Map(), ready: null, port: null, input: null, before: null, timer: 0 };
+const live = { edits: {}, turn: 0, asked: 0, waiting: new Map(), ready: null, port: null, file: null, before: null, timer: 0 };
 
 /** Text of the script of the worker. */
 const workerText = () => `${[decodeBase64, inflate, half, engine].join("\n")}\nengine(self);`;
@@ -61,20 +61,36 @@ function readText() {
   return { input: { ids: whole }, tokens: { tokens: whole }, rows: tokenizer.mask === null ? [whole.length - 1] : masks };
 }
 
-/** Pixels (C, H, W) as the model reads them, from bytes (H, W, C). */
-function normalized(bytes) {
-  const [height, width] = live.values.index.model.embed.image_size, { mean, std } = live.values, channels = mean.length;
-  return Float32Array.from({ length: bytes.length }, (_, i) => {
-    const c = Math.floor(i / (height * width));
-    return (bytes[(i % (height * width)) * channels + c] / 255 - mean[c]) / std[c];
-  });
+/** Image { width, height, data } of RGBA bytes of a file; some browsers add noise against fingerprinting, which is noticed. */
+async function decodeFile(file) {
+  const bitmap = await createImageBitmap(file, { colorSpaceConversion: "none", premultiplyAlpha: "none" });
+  const pen = make("canvas", { width: bitmap.width, height: bitmap.height }).getContext("2d", { willReadFrequently: true });
+  const known = new ImageData(Uint8ClampedArray.from({ length: 256 }, (_, i) => (i % 4 === 3 ? 255 : i)), 8, 8);
+  pen.putImageData(known, 0, 0);
+  const isExact = pen.getImageData(0, 0, 8, 8).data.every((value, i) => value === known.data[i] || bitmap.width < 8 || bitmap.height < 8);
+  pen.clearRect(0, 0, bitmap.width, bitmap.height);
+  pen.drawImage(bitmap, 0, 0);
+  if (!isExact) throw new Error("This browser changes the pixels that a page reads, so the model would see another image.");
+  return pen.getImageData(0, 0, bitmap.width, bitmap.height);
 }
 
-/** Input of the engine for the chosen picture of the page. */
-function readPicture() {
-  const row = page.doc.rows[Number($("live-picture").value)];
-  return { input: { pixels: normalized(decodeBase64(live.values.pictures[Number($("live-picture").value)])) },
-    image: row.image, picture: page.images[Number($("live-picture").value)], title: row.title, tokens: {} };
+/** Input of the engine for an image file of the reader, or for the chosen picture of the page. */
+async function readPicture() {
+  const number = Number($("live-picture").value), row = page.doc.rows[number], { image } = row;
+  if (!live.file) {
+    const bytes = decodeBase64(live.values.pictures[number]);
+    return { input: { pixels: normalized(bytes, live.values) }, image, picture: page.images[number], title: row.title, tokens: {} };
+  }
+  const levels = preprocess(await decodeFile(live.file), live.values), channels = live.values.mean.length, [height, width] = live.values.size;
+  const picture = pixels(height, width, (i) => Array.from({ length: 3 }, (_, c) => levels[i * channels + Math.min(c, channels - 1)]));
+  return { input: { pixels: normalized(levels, live.values) }, image, picture, title: live.file.name, tokens: {}, levels };
+}
+
+/** Run the model on an image file. */
+function useFile(file) {
+  if (!file) return;
+  live.file = file;
+  refresh(true);
 }
 
 // --------------------------------------------------------------------------------------------------------- runs
@@ -122,7 +138,7 @@ async function refresh(isNew, spoken = "") {
     await (live.ready ??= loadModel());
     if (turn !== live.turn) return;
     if (isNew || !live.before) {
-      const given = isImage() ? readPicture() : readText(), before = await runBefore(given);
+      const given = isImage() ? await readPicture() : readText(), before = await runBefore(given);
       if (turn !== live.turn) return;
       Object.assign(live, { given, before, watched: watched(given, before), scores: new Map() });
     }
@@ -188,10 +204,13 @@ function showRun(after, text, spoken) {
   const { given, before } = live, stored = page.doc.rows[0].tokens, tokens = { patches: stored.patches, class: stored.class };
   if (!isImage()) for (const [name, ids] of Object.entries(given.tokens)) tokens[name] = ids.map(nameOf);
   const special = new Set(live.values.tokenizer?.special), mask = live.values.tokenizer?.mask;
-  const row = { title: `live: ${given.title || $("live-text").value}`, image: given.image || null, tokens, words: {}, steps: [], classes: [], curves: [], isEdited: Boolean(after),
-    special: Object.fromEntries(Object.entries(given.tokens).map(([name, ids]) => [name, ids.flatMap((id, i) => (special.has(id) && id !== mask ? [i] : []))])),
-    maps: [...mapEntries(before.maps, 0), ...(after ? mapEntries(after.maps, 1) : [])], query: given.image ? page.doc.rows[0].query : null,
-    provenance: { ...page.doc.provenance, name: "unedited" } };
+  const specialOf = (ids) => ids.flatMap((id, i) => (special.has(id) && id !== mask ? [i] : []));
+  const row = {
+    title: `live: ${given.title || $("live-text").value}`, image: given.image || null, query: given.image ? page.doc.rows[0].query : null,
+    tokens, words: {}, special: Object.fromEntries(Object.entries(given.tokens).map(([name, ids]) => [name, specialOf(ids)])),
+    steps: [], classes: [], curves: [], maps: [...mapEntries(before.maps, 0), ...(after ? mapEntries(after.maps, 1) : [])],
+    isEdited: Boolean(after), provenance: { ...page.doc.provenance, name: "unedited" },
+  };
   if (live.row === undefined) live.row = page.doc.rows.length;
   page.doc.rows[live.row] = row;
   page.images[live.row] = given.picture;
@@ -201,16 +220,18 @@ function showRun(after, text, spoken) {
   else update({ row: live.row });
   drawTable(after, text);
   drawButtons();
-  const main = live.watched.filter((one) => one.counts), change = ({ row: r, id }) => (after ? Math.abs(probabilities(after, r)[id] - probabilities(before, r)[id]) : 0);
-  const one = main.reduce((most, other) => (change(other) > change(most) ? other : most));
+  const change = ({ row: r, id }) => (after ? Math.abs(probabilities(after, r)[id] - probabilities(before, r)[id]) : 0);
+  const one = live.watched.filter(({ counts }) => counts).reduce((most, other) => (change(other) > change(most) ? other : most));
   const [p, q] = [before, after || before].map((run) => digits(probabilities(run, one.row)[one.id]));
-  say("live-state", spoken ? `${spoken[0].toUpperCase()}${spoken.slice(1)}: ‘${visible(one.label)}’ ${q}, before ${p}` : `‘${visible(one.label)}’: ${p}${after ? `, with edits ${q}` : ""}`);
+  const label = `‘${visible(one.label)}’`, begin = spoken ? `${spoken[0].toUpperCase()}${spoken.slice(1)}: ` : "";
+  say("live-state", `${begin}${label} ${after || spoken ? `${q}, before ${p}` : p}`);
 }
 
 function drawTable(after, text) {
   const rows = live.watched.map(({ row, id, label }) => {
     const p = probabilities(live.before, row)[id], q = after ? probabilities(after, row)[id] : null;
-    return make("tr", {}, cell(visible(label), { dir: "auto" }), cell(digits(p)), cell(q === null ? "–" : digits(q)), cell(q === null ? "–" : digits(q - p)));
+    const numbers = q === null ? [digits(p), "–", "–"] : [p, q, q - p].map(digits);
+    return make("tr", {}, cell(visible(label), { dir: "auto" }), ...numbers.map((one) => cell(one)));
   });
   $("live-table").replaceChildren(make("caption", { textContent: isPair() ? "Probability of each target token" : "Probabilities" }),
     headRow(isImage() ? "class" : "token", "before", "with edits", "change"), make("tbody", {}, ...rows));
@@ -274,8 +295,10 @@ function makeInput() {
   if (isImage()) {
     const pictures = page.doc.rows.flatMap((row, i) => (live.values.pictures[i] ? [make("option", { value: i, textContent: row.title })] : []));
     const select = make("select", { id: "live-picture" }, ...pictures);
-    on(select, "change", () => refresh(true));
-    return make("label", {}, "Picture ", select);
+    on(select, "change", () => { live.file = null; refresh(true); });
+    const file = make("input", { id: "live-file", type: "file", accept: "image/*" });
+    on(file, "change", () => useFile(file.files[0]));
+    return make("span", { className: "buttons" }, make("label", {}, "Picture ", select), make("label", {}, "or an image file, also by drag and drop ", file));
   }
   const { tokenizer, ids } = live.values, parts = [[]]; // the first input of the page, without the masks that divide it
   for (const id of ids) if (id === tokenizer.mask) parts.push([]); else parts.at(-1).push(id);
@@ -288,6 +311,7 @@ function makeInput() {
 /** Add the panel to the page, if there is a model. */
 function startLive() {
   live.values = JSON.parse($("model-values").textContent);
+  if (isImage()) Object.assign(live.values, transformOf(live.values.transform, live.values.index.model.embed));
   const { compare } = page.doc, canWrite = live.values.index.causal && !isPair();
   Object.defineProperty(page.doc, "compare", { get: () => (root().isEdited ? { title: "edited" } : compare) });
   const section = make("section", { id: "p-live", className: "wide" }, make("h2", { id: "h-live", textContent: "Try it: the model runs in this page" }),
@@ -300,8 +324,11 @@ function startLive() {
     make("p", { id: "live-state", role: "status", textContent: "Press Run, or change the input." }),
     make("div", { className: "columns" },
       make("div", { className: "scroll", tabIndex: 0, role: "group", ariaLabel: "Heads" }, makeHeads()),
-      make("div", { className: "scroll", tabIndex: 0, role: "group", ariaLabel: "Before and after" }, make("p", { id: "live-written", dir: "auto" }), make("table", { id: "live-table" }))),
+      make("div", { className: "scroll", tabIndex: 0, role: "group", ariaLabel: "Before and after" },
+        make("p", { id: "live-written", dir: "auto" }), make("table", { id: "live-table" }))),
     make("h3", { textContent: "The same in Python" }), make("pre", { id: "live-python", className: "scroll", tabIndex: 0 }));
+  on(section, "dragover", (event) => event.preventDefault());
+  on(section, "drop", (event) => { event.preventDefault(); if (isImage()) useFile(event.dataTransfer.files[0]); });
   section.dataset.name = "Try it";
   section.setAttribute("aria-labelledby", "h-live");
   $("panels").prepend(section);

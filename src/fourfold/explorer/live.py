@@ -5,8 +5,6 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from fourfold.analysis.flops import forward_flops
 from fourfold.errors import InputError
 from fourfold.explorer.inputs import Example, token_texts
@@ -16,6 +14,7 @@ from fourfold.explorer.weights import PackedModel
 MAX_BYTES = 25_000_000  # of the weights in the file; a usual limit of mail
 MAX_PRODUCTS = 2_000_000_000  # multiply-adds of a pass, which take a browser about three seconds
 LENGTH = 64  # number of tokens of such a pass
+TRANSFORM = ("mean", "std", "crop_pct", "crop_mode", "interpolation")  # artifacts of an image model
 
 
 def live_part(
@@ -49,14 +48,12 @@ def _check(amount: int, limit: int, unit: str) -> None:
 
 
 def _image_values(view: Any, examples: Sequence[Example]) -> dict[str, Any]:
-    """Return the names of the classes, and the pixels of the page's pictures."""
-    n_channels, n_classes = view.model.config.n_channels, view.model.heads[0].out_features
-    moments = {name: view.model.artifacts[name] for name in ("mean", "std")}
-    pictures = [base64.b64encode(np.ascontiguousarray(one.picture)).decode() for one in examples]
+    """Return the classes, the settings of the image transform, and the pixels of the pictures."""
+    model = view.model
     return {
-        **{name: np.broadcast_to(values, n_channels).tolist() for name, values in moments.items()},
-        "classes": list(view.class_names(range(n_classes))),
-        "pictures": pictures,
+        "classes": list(view.class_names(range(model.heads[0].out_features))),
+        "transform": {name: model.artifacts[name] for name in TRANSFORM},
+        "pictures": [base64.b64encode(one.picture.tobytes()).decode() for one in examples],
     }
 
 

@@ -35,7 +35,7 @@ def assemble(document: dict[str, Any], maps: bytes) -> str:
     """
     style, frame = _read("look.css"), _read("look.html")
     live = document.get("live")
-    names = ("tokenize.js", "engine.js", "live.js") if live else ()
+    names = ("tokenize.js", "engine.js", "pictures.js", "live.js") if live else ()
     script = _read("pure.js")
     script += "".join(_read(name).removeprefix('"use strict";\n') for name in (*names, "look.js"))
     weights = live["weights"] if live else ""
