@@ -273,7 +273,8 @@ async function writeOn() {
   const { input } = readText(), { ends, tokenizer } = live.values, temperature = Number($("live-heat").value) || 0;
   const { ids } = await ask({ type: "generate", input, edits: live.edits, options: { ends, temperature, maxNew: 20, seed: Date.now() % 2 ** 32 } });
   if (turn !== live.turn || !ids) return;
-  $("live-text").value = decode(tokenizer, [...input.ids, ...ids]);
+  const [old, whole] = [input.ids, [...input.ids, ...ids]].map((some) => decode(tokenizer, some)); // the reader's text stays
+  $("live-text").value += whole.startsWith(old) ? whole.slice(old.length) : ` ${decode(tokenizer, ids)}`;
   await refresh(true);
 }
 
