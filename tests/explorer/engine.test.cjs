@@ -76,9 +76,12 @@ for (const one of cases) {
       const steps = (cache, sizes) => {
         let from = 0, out = [];
         for (const size of sizes) {
-          const run = { edits: made.compile(given), maps: null, cache };
+          const run = { edits: made.compile(given), maps: {}, cache };
           out.push(...made.hidden({ ...input, [list]: all.slice(from, from + size) }, run));
           from += size;
+          for (const [name, { shape }] of Object.entries(run.maps)) {
+            if (!name.startsWith("encoder")) assert.deepStrictEqual(shape.slice(1), [size, name.endsWith("cross") ? input.source.length : from]);
+          }
         }
         return out;
       };

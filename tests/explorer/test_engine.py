@@ -21,7 +21,7 @@ from fourfold.errors import InputError
 from fourfold.explorer.weights import FP16_PARAMETERS, pack_model
 from fourfold.layers.quantization import quantize
 from tests.fixtures.engine_cases import CASES, expected, inputs, packed, stored
-from tests.fixtures.tiny_models import build
+from tests.fixtures.tiny_models import VARIANTS, build
 
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 ENGINE, PURE = (files("fourfold.explorer") / name for name in ("engine.js", "pure.js"))
@@ -123,7 +123,7 @@ def test_models_of_the_demo_and_of_the_tiny_recipes(check, root: Path) -> None:
 def test_greedy_text_and_cache(check, family: str) -> None:
     """The engine writes what `generate` or `beam_search` writes, and a cache changes nothing."""
     torch.manual_seed(3)
-    changes = {"window": 3} if family == "causal" else {}
+    changes = VARIANTS["mistral"] if family == "causal" else {}  # rotary, with a window
     model = packed(family, changes, 16)
     edits = dump_edits({"*.self.k.1": scale(0.3), "*.self.head.0": zero})
     one = case(family, model, ["{}", edits])
