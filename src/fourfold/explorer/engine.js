@@ -43,11 +43,11 @@ function engine(port, pause = 30) {
   /** Steps of unpacking the tensors of an index from bytes; each yields the number of tensors so far. */
   function* load(given, bytes) {
     [index, tensors] = [given, {}];
-    const halves = Float32Array.from({ length: 65536 }, (_, bits) => half(bits));
+    const halves = new Float32Array(65536).map((_, bits) => half(bits));
     const floats = (at, count) => new Float32Array(bytes.slice(at, at + 4 * count).buffer);
     const readers = {
       float32: (at, size) => ({ values: floats(at, size) }),
-      float16: (at, size) => ({ values: Float32Array.from({ length: size }, (_, i) => halves[bytes[at + i] | (bytes[at + size + i] << 8)]) }),
+      float16: (at, size) => ({ values: new Float32Array(size).map((_, i) => halves[bytes[at + i] | (bytes[at + size + i] << 8)]) }),
       int8: (at, size, rows) => ({ scales: floats(at, rows), values: new Int8Array(bytes.slice(at + 4 * rows, at + 4 * rows + size).buffer) }),
     };
     for (const [name, { kind, shape, offset }] of Object.entries(index.tensors)) {

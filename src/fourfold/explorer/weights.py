@@ -10,8 +10,9 @@ Shapes: N rows, K columns, T tokens, P rotated pairs of channels, H heads, D mod
 """
 
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +61,8 @@ REASONS = {
 }
 
 
-class PackedModel(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class PackedModel:
     """Model for a page: the rounded model in fp32, its index, and the bytes of its tensors."""
 
     model: Model
