@@ -236,7 +236,7 @@ function drawTable(after, text) {
   $("live-table").replaceChildren(make("caption", { textContent: isPair() ? "Probability of each target token" : "Probabilities" }),
     headRow(isImage() ? "class" : "token", "before", "with edits", "change"), make("tbody", {}, ...rows));
   const first = isPair() ? decode(live.values.tokenizer, live.given.tokens.target) : "";
-  say("live-written", !isPair() ? "" : `Translation: ${first}${text ? ` — with edits: ${text}` : ""}`);
+  say("live-written", !isPair() ? "" : `Translation: ${first}${after ? ` — with edits: ${text || "(empty)"}` : ""}`);
   const pairs = editNames().map((name) => `"${name}": zero`).join(", ");
   say("live-python", editNames().length ? `from fourfold.edits import zero\nwith fourfold.edit(model, {${pairs}}):\n    ...` : "# no edits");
 }
@@ -325,7 +325,7 @@ function startLive() {
     make("p", { id: "live-state", role: "status", textContent: "Press Run, or change the input." }),
     make("div", { className: "columns" },
       make("div", { className: "scroll", tabIndex: 0, role: "group", ariaLabel: "Heads" }, makeHeads()),
-      make("div", { className: "scroll", tabIndex: 0, role: "group", ariaLabel: "Before and after" },
+      make("div", { className: "scroll tall", tabIndex: 0, role: "group", ariaLabel: "Before and after" },
         make("p", { id: "live-written", dir: "auto" }), make("table", { id: "live-table" }))),
     make("h3", { textContent: "The same in Python" }), make("pre", { id: "live-python", className: "scroll", tabIndex: 0 }));
   on(section, "dragover", (event) => event.preventDefault());
