@@ -383,6 +383,16 @@ def test_names_are_paths_in_the_model(family: str) -> None:
     assert paths == edited
 
 
+@pytest.mark.parametrize("place", ["layers", "layers_shared"])
+def test_blocks_with_positions_of_their_own_are_edited(place: str) -> None:
+    model = build("vit", positions_at=place)
+    images = torch.randn(1, *model.example_inputs()[0].shape[1:], dtype=torch.float64)
+    for name in ("0.in", "1.self.head.2", "1.ff.neuron.3"):
+        with fourfold.edit(model, {name: zero}):
+            changed = model(images)
+        assert not torch.allclose(changed, model(images)), name
+
+
 def set_of(items: Any) -> frozenset[Any]:
     return frozenset(items)
 

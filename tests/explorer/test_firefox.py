@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fourfold.explorer.page import assemble
+from tests.explorer.test_live import Made
 from tests.fixtures.explorer_documents import SAMPLES
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -103,6 +105,25 @@ def test_page_is_drawn_in_firefox(send: Any, tmp_path: Path, name: str) -> None:
     (body,) = send("WebDriver:FindElement", using="css selector", value="body")["value"].values()
     send("WebDriver:ElementSendKeys", id=body, text="]")
     assert "layer=1" in run(send, "return location.hash")
+
+
+def test_live_page_runs_its_model_in_firefox(send: Any, texts: Path, tmp_path: Path) -> None:
+    made = Made("vit", texts)
+    file = tmp_path / "live.html"
+    file.write_text(made.html, encoding="utf-8")
+    assert visit(send, file) == []
+    run(send, "document.getElementById('live-run').click()")
+    cells = "[...document.querySelectorAll('#live-table tbody tr:first-child td')]"
+    end = time.monotonic() + 60
+    while not (found := run(send, f"return {cells}.map((one) => one.textContent)")):
+        assert time.monotonic() < end, run(send, "return document.body.textContent")
+        time.sleep(0.2)
+    pixels = made.examples[0].image.flatten().tolist()
+    p = torch.tensor(made.logits({"pixels": pixels}, {})).softmax(-1)
+    assert float(found[1]) == pytest.approx(float(p.max()), rel=0.01)
+    send("Marionette:SetContext", value="chrome")
+    assert run(send, CONSOLE) == []
+    send("Marionette:SetContext", value="content")
 
 
 def test_firefox_reports_what_the_policy_forbids(send: Any, tmp_path: Path) -> None:

@@ -45,6 +45,9 @@ def make_parser() -> OptionParser:
     add("--overwrite", action="store_true", help="replace the file if it exists")
     add("--precision", type=int, default=8, choices=(8, 16), help="bits of a weight (%(default)s)")
     add("--truncate", action="store_true", help="shorten texts that are too long for the model")
+    add("--live", action="store_true", help="the page runs the model, on your inputs and edits")
+    help_text = "write a live page of a model that is large for a browser"
+    add("--live-anyway", action="store_true", help=help_text)
     add("--open", action="store_true", help="open the file in the browser")
     return parser
 
@@ -77,6 +80,8 @@ def main(argv: Sequence[str]) -> int:
     if len(paths) > 1 and (given := next((name for name in inputs if getattr(options, name)), "")):
         raise InputError(f"needs a single checkpoint, got {len(paths)}", option=f"--{given}")
     shown = options.layers, options.precision, options.generate, options.truncate
+    if options.live and (len(paths) > 1 or options.compare):
+        raise InputError("needs a single checkpoint", option="--live")
     settings = Settings(*shown, shown_command(argv), n_models=len(paths))
     page = Page.join([document_of(path, options, settings) for path in paths])
     page.save(out, overwrite=options.overwrite)
@@ -97,6 +102,8 @@ def document_of(path: Path, options: Any, settings: Any) -> tuple[dict[str, Any]
     from fourfold.checkpoints.files import find_checkpoint
     from fourfold.checkpoints.load import load
     from fourfold.explorer.document import build_document, make_view, shown_name
+    from fourfold.explorer.live import live_part
+    from fourfold.explorer.weights import pack_model
     from fourfold.explorer.write import read_examples
 
     classes, name = tuple(options.allow_class), shown_name(path)
@@ -105,10 +112,15 @@ def document_of(path: Path, options: Any, settings: Any) -> tuple[dict[str, Any]
     settings = settings._replace(name=name, checkpoint=shown_name(path), compared=compared)
     model = load(path, classes=classes)
     other = None if options.compare is None else load(options.compare, classes=classes)
+    packed = pack_model(model) if options.live else None
+    model = model if packed is None else packed.model  # so that stored and live maps agree
     view = make_view(model, settings)
     examples = read_examples(view, options.text, options.source, options.target, options.image)
     examples = examples or examples_of_run(view, path, options.rows)
-    return build_document(model, examples, settings, other)
+    document, maps = build_document(model, examples, settings, other)
+    if packed is not None:
+        document["live"] = live_part(view, packed, examples, check=not options.live_anyway)
+    return document, maps
 
 
 def shown_command(argv: Sequence[str]) -> str:

@@ -139,7 +139,8 @@ def edit_targets(model: nn.Module) -> dict[str, Target]:
         if isinstance(module, Stack):
             stack = re.sub(r"(^|\.)stack$", "", path)
             for i, block in enumerate(module.blocks):
-                _add_block(found, f"{stack}.{i}" if stack else str(i), block)
+                inner = getattr(block, "block", block)  # of a block with its own positions
+                _add_block(found, f"{stack}.{i}" if stack else str(i), inner)
         elif isinstance(module, Attention) and ".blocks." not in f".{path}":  # pooling
             _add_attention(found, path, module)
         elif path.endswith("cross_attn") and not isinstance(module, Attention):  # recurrent

@@ -565,7 +565,7 @@ function barChart(values, now, title, click) {
 function expandRow(map, t) {
   const columns = map.shape[1], out = new Float32Array(columns), length = map.triangle ? Math.min(t + 1, columns) : columns;
   const offset = map.offset + (map.triangle ? (t * (t + 1)) / 2 : t * columns);
-  out.set(expand({ offset, shape: [1, length], range: map.range }, page.bytes, page.doc.precision));
+  out.set(expand({ data: map.data, offset, shape: [1, length], range: map.range }, page.bytes, page.doc.precision));
   return out;
 }
 
@@ -1040,6 +1040,7 @@ async function main() {
   $("controls").hidden = $("panels").hidden = false;
   listen();
   drawAll();
+  if ($("model-values")) startLive();
   document.documentElement.dataset.ready = "yes";
 }
 

@@ -34,19 +34,33 @@ def assemble(document: dict[str, Any], maps: bytes) -> str:
     The file loads no other file and sends no request. Equal arguments give equal texts.
     """
     style, frame = _read("look.css"), _read("look.html")
-    script = _read("pure.js") + _read("look.js").removeprefix('"use strict";\n')
+    live = document.get("live")
+    names = ("tokenize.js", "engine.js", "pictures.js", "live.js") if live else ()
+    script = _read("pure.js")
+    script += "".join(_read(name).removeprefix('"use strict";\n') for name in (*names, "look.js"))
+    weights = live["weights"] if live else ""
+    content = {name: value for name, value in document.items() if name != "live"}
     parts = {
         # `repr` escapes control characters, line separators and lone surrogates.
         "title": html.escape(repr(document["title"])[1:-1]),
         "policy": "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
-        f"style-src '{_digest(style)}'; script-src '{_digest(script)}'",
+        f"style-src '{_digest(style)}'; script-src '{_digest(script)}'"
+        + ("; worker-src blob:" if live else ""),
         "style": style,
         "script": script,
         # `json.dumps` writes ASCII only, so the file has no line separators or lone surrogates.
-        "meta": json.dumps(document, separators=(",", ":")).replace("<", "\\u003c"),
+        "meta": _json(content),
+        "live": live
+        and f'<script type="application/json" id="model-values">{_json(live["values"])}</script>',
+        # The script draws the stored maps while the browser still reads the weights.
+        "weights": live and f'<script type="text/plain" id="weights">{weights}</script>',
         "maps": base64.b64encode(zlib.compress(maps)).decode(),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], frame)
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]] or "", frame)
+
+
+def _json(values: Any) -> str:
+    return json.dumps(values, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _read(name: str) -> str:

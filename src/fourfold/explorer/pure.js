@@ -35,9 +35,10 @@ function half(bits) {
   return sign * (1024 + fraction) * 2 ** (exponent - 25);
 }
 
-/** Weights of a stored map, row by row: a = (q / 255)², or half floats with precision 16. */
+/** Weights of a stored map, row by row: a = (q / 255)², or half floats with precision 16. A map of a live run has its own `data`. */
 function expand(map, bytes, precision = 8) {
   const [rows, columns] = map.shape, out = new Float32Array(rows * columns);
+  if (map.data) return map.data.slice(map.offset, map.offset + rows * columns);
   const [low, high] = map.range || [0, 1];
   let at = map.offset;
   for (let t = 0; t < rows; t++) {
