@@ -139,6 +139,7 @@ def edit_targets(model: nn.Module) -> dict[str, Target]:
         if isinstance(module, Stack):
             stack = re.sub(r"(^|\.)stack$", "", path)
             for i, block in enumerate(module.blocks):
+                block = getattr(block, "block", block)  # of a wrapper that adds positions
                 _add_block(found, f"{stack}.{i}" if stack else str(i), block)
         elif isinstance(module, Attention) and ".blocks." not in f".{path}":  # pooling
             _add_attention(found, path, module)
