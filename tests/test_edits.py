@@ -823,3 +823,15 @@ def test_compiled_models_run_edits_and_keep_their_graphs() -> None:
     assert not torch.allclose(edited, expected)
     assert torch.equal(compiled(ids), expected)
     assert counter.frame_count == graphs
+
+
+def test_blocks_that_add_positions_are_edited() -> None:
+    model = build("vit", positions_at="layers")
+    images = torch.randn(2, 2, 8, 8, dtype=torch.float64)
+    plain = model(images)
+    with fourfold.record(model, "1.in", "0.out", "1.self.head.2") as run:
+        model(images)
+    table = model.stack.blocks[1].positions.weight
+    assert_same(run["1.in"], run["0.out"] + table)
+    with fourfold.edit(model, {"1.self.head.2": zero}):
+        assert not torch.allclose(model(images), plain)

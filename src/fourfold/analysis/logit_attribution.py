@@ -45,9 +45,8 @@ def logit_attribution(
     start, n_blocks = _linear_readout(model)
     tensors = [name for name in edit_targets(model) if name.startswith(start)]
     inputs = [name for name in tensors if re.search(r"\.(self|cross|ff)\.in$", name)]
-    kept = [name for name in tensors if name.endswith((".in", ".out", ".neuron"))]
+    kept = [x for x in tensors if x.endswith((".in", ".out", ".neuron")) and x not in inputs]
     kept += [name for name in heads(model) if name.startswith(start)]
-    kept = [name for name in kept if name not in inputs]
     with ExitStack() as contexts:
         for module in model.modules():
             if isinstance(module, nn.LayerNorm | nn.RMSNorm):

@@ -67,8 +67,7 @@ def patching(
         for example, run, value in ((corrupt, runs[0], values[1]), (clean, runs[1], values[0])):
             with edit(model, {name: patch(run, position)}):
                 changes.append(float(metric(example)) - value)
-        restored, removed = changes[0] / difference, -changes[1] / difference
-        found.append(PatchEffect(name, position, restored, removed))
+        found.append(PatchEffect(name, position, changes[0] / difference, -changes[1] / difference))
     return found
 
 
@@ -93,7 +92,7 @@ def attribution(
             value = metric(example)
         found = torch.autograd.grad(value, list(run.values()), materialize_grads=True)
         gradients.append(dict(zip(run, found, strict=True)))
-        values.append(float(value))
+        values.append(float(value.detach()))
         runs.append(run)
     difference = _difference(values, runs)
     effects = []
