@@ -148,6 +148,26 @@ def test_the_error_of_attribution_is_of_second_order(kind: str) -> None:
     assert 3 < np.median((errors[0] / errors[1])[chosen]) < 5
 
 
+@families
+def test_attribution_is_the_slope_of_a_mixture(kind: str) -> None:
+    case = Case(kind)
+    name = f"{case.start}0.self.head.1"
+    examples, values, states = (case.clean, case.corrupt), [], []
+    for example in examples:
+        with fourfold.record(case.model, name) as run:
+            values.append(case.metric(example).item())
+        states.append(run[name])
+    (effect,) = attribution(case.model, *examples, case.metric, [name])
+    for found, own, other in ((-effect.noising, 0, 1), (effect.denoising, 1, 0)):
+        ends = []
+        for size in (1e-6, -1e-6):
+            mixture = states[own] + size * (states[other] - states[own])
+            with fourfold.edit(case.model, {name: set(mixture)}):
+                ends.append(case.metric(examples[own]).item())
+        slope = (ends[0] - ends[1]) / 2e-6
+        assert found == pytest.approx(slope / (values[0] - values[1]), rel=1e-4, abs=1e-7)
+
+
 def test_attribution_orders_as_patching() -> None:
     case = Case("causal")
     clean, corrupt, metric = mixed(case, 0.02)
