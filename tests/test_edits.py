@@ -387,6 +387,10 @@ def test_names_are_paths_in_the_model(family: str) -> None:
 def test_blocks_with_positions_of_their_own_are_edited(place: str) -> None:
     model = build("vit", positions_at=place)
     images = torch.randn(1, *model.example_inputs()[0].shape[1:], dtype=torch.float64)
+    with fourfold.record(model, "1.in", "0.out") as run:
+        model(images)
+    if place == "layers":
+        assert_same(run["1.in"], run["0.out"] + model.stack.blocks[1].positions.weight)
     for name in ("0.in", "1.self.head.2", "1.ff.neuron.3"):
         with fourfold.edit(model, {name: zero}):
             changed = model(images)

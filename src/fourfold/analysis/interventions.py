@@ -1,23 +1,29 @@
-"""Effects of edits on the loss of a model: ablation of heads and layers, with intervals.
+"""Effects of edits on the loss, with intervals: ablation, pruning, knockout of attention.
 
-Source: Michel et al. 2019 (removal of single heads), Wang et al. 2022 (means of other data).
+Source: Michel et al. 2019 (removal of heads), Wang et al. 2022 (means of other data), Geva et al.
+2023 (knockout).
 """
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from fourfold.edits import Operation, Run, edit, record, set, zero
+from fourfold.edits import Operation, Run, drop, edit, hide, record, scale, set, zero
 from fourfold.edits.contexts import edit_targets
 from fourfold.errors import InputError
 from fourfold.metrics.significance import holm, t_quantile, t_test
 
 ExampleT = TypeVar("ExampleT")
 Kind = Literal["zero", "mean", "resample"]
-SLOTS = {"head": ("head",), "layer": ("head", "neuron")}
+Loss = Callable[[ExampleT], tuple[Any, Any]]
+Edits = Mapping[str, Operation | Callable[[Tensor], Tensor]]
+Pairs = tuple[Sequence[int], Sequence[int] | None]
+SLOTS = (".head", ".neuron")  # of a sub-layer
 
 
 class Effect(NamedTuple):
@@ -38,10 +44,48 @@ class Effect(NamedTuple):
 
 
 @torch.no_grad()
+def edit_effects(
+    model: nn.Module,
+    examples: Sequence[ExampleT],
+    loss: Loss[ExampleT],
+    edits: Mapping[str, Edits | Callable[[ExampleT], Edits]],
+) -> tuple[float, list[Effect]]:
+    """Measure how each of several sets of edits changes the loss.
+
+    Args:
+        examples: Examples of any kind, evaluated one at a time.
+        loss: Function that runs the model on an example, and returns the sum of the loss and the
+            number of targets.
+        edits: Arguments of `edit` by a name of the set, or a function that returns them for an
+            example.
+
+    Returns:
+        The mean loss over all targets without an edit, and an effect for each set. The intervals
+        and p-values are those of Student's t for the differences of the examples, a ratio of two
+        sums. A bootstrap of few examples has intervals that are too short.
+
+    Raises:
+        InputError: There are fewer than two examples with targets.
+    """
+    base = _losses(examples, loss)
+    if (base[:, 1] > 0).sum() < 2:
+        raise InputError("must have at least two examples with targets", option="examples")
+    totals = []
+    for change in edits.values():
+        rows = []
+        for example in examples:
+            with edit(model, change(example) if callable(change) else change):
+                rows.append(float(loss(example)[0]))
+        totals.append(rows)
+    mean = float(base[:, 0].sum() / base[:, 1].sum())
+    return mean, _effects(list(edits), base, np.array(totals))
+
+
+@torch.no_grad()
 def ablation(
     model: nn.Module,
     examples: Sequence[ExampleT],
-    loss: Callable[[ExampleT], tuple[Any, Any]],
+    loss: Loss[ExampleT],
     *,
     by: Literal["head", "layer"] = "head",
     kind: Kind = "zero",
@@ -52,57 +96,170 @@ def ablation(
 
     The output bias of a sub-layer stays. `zero` also removes what a value bias adds to each token;
     `mean` replaces a vector by its mean over the tokens of other examples, and `resample` by that
-    of a random token of them.
+    of a random token of them. See `edit_effects` for the other arguments and the result, which has
+    an effect for each head or sub-layer.
 
     Args:
-        examples: Examples of any kind, evaluated one at a time.
-        loss: Function that runs the model on an example, and returns the sum of the loss and the
-            number of targets.
         others: Examples for `mean` and `resample`, which should not be among `examples`.
-
-    Returns:
-        The mean loss over all targets without an edit, and an effect for each head or sub-layer.
-        The intervals and p-values are those of Student's t for the differences of the examples, a
-        ratio of two sums. A bootstrap of few examples has intervals that are too short.
 
     Raises:
         InputError: There are fewer than two examples with targets, or none for the means.
     """
     if kind != "zero" and not others:
         raise InputError("must have at least one example", option="others")
-    pools = _pools(model, others, loss) if kind != "zero" else {}
-    names = []
-    for name, target in edit_targets(model).items():
-        if name.rpartition(".")[2] in SLOTS[by]:
-            size = target.size or 0
-            names += [f"{name}.{i}" for i in range(size)] if by == "head" else [name]
+    layers = [name for name in edit_targets(model) if name.endswith(SLOTS)]
+    names = heads(model) if by == "head" else layers
     if not names:
         raise InputError("must have attention", option="the model")
-    base = _losses(examples, loss)
-    if (base[:, 1] > 0).sum() < 2:
-        raise InputError("must have at least two examples with targets", option="examples")
+    pools = _pools(model, others, loss) if kind != "zero" else {}
     generator = torch.Generator().manual_seed(seed)
-    totals = []
-    for name in names:
-        with edit(model, {name: _replacement(name, kind, pools, generator)}):
-            totals.append(_losses(examples, loss)[:, 0])
-    return float(base[:, 0].sum() / base[:, 1].sum()), _effects(names, base, np.stack(totals))
+    edits = {name: {name: _replacement(name, kind, pools, generator)} for name in names}
+    return edit_effects(model, examples, loss, edits)
 
 
-def _losses(
-    examples: Sequence[ExampleT], loss: Callable[[ExampleT], tuple[Any, Any]]
-) -> np.ndarray:
+def heads(model: nn.Module) -> list[str]:
+    """Return the names of all attention heads of a model, such as "decoder.0.cross.head.3"."""
+    targets = edit_targets(model).items()
+    return [
+        f"{x}.{i}"
+        for x, target in targets
+        if target.slot == "head"
+        for i in range(target.size or 0)
+    ]
+
+
+def head_gradients(
+    model: nn.Module, examples: Sequence[ExampleT], loss: Loss[ExampleT]
+) -> dict[str, float]:
+    """Return the importance of each head by name, from gradients (Michel et al. 2019).
+
+    It is the mean over examples of |dL/dg|, for a gate g = 1 that multiplies the output of the
+    head, divided by the norm over the heads of the layer. One backward pass gives all heads.
+    """
+    sizes = {x: t.size or 0 for x, t in edit_targets(model).items() if t.slot == "head"}
+    gates = {name: torch.ones(size, 1, 1, requires_grad=True) for name, size in sizes.items()}
+    sums = [torch.zeros(size) for size in sizes.values()]
+    with torch.enable_grad(), edit(model, {name: scale(gate) for name, gate in gates.items()}):
+        for example in examples:
+            value = loss(example)[0]
+            gradients = torch.autograd.grad(value, list(gates.values()), materialize_grads=True)
+            sums = [
+                x + gradient.abs().flatten() for x, gradient in zip(sums, gradients, strict=True)
+            ]
+    shares = torch.cat([x / x.norm().clamp(min=1e-30) for x in sums]).tolist()
+    return dict(zip(heads(model), shares, strict=True))
+
+
+def pruning_curve(
+    model: nn.Module,
+    examples: Sequence[ExampleT],
+    loss: Loss[ExampleT],
+    order: Sequence[str],
+    *,
+    n_steps: int = 10,
+) -> tuple[float, list[Effect]]:
+    """Remove ever more heads together, and measure the loss, which is that of a smaller model.
+
+    See `edit_effects` for the result. The name of an effect is the number of removed heads.
+
+    Args:
+        order: Names of heads, the least important first. It should come from other examples.
+        n_steps: Number of steps until all heads of the order are removed.
+    """
+    numbers = sorted({-(-len(order) * step // n_steps) for step in range(1, n_steps + 1)})
+    edits = {str(n): dict.fromkeys(order[:n], zero) for n in numbers}
+    return edit_effects(model, examples, loss, edits)
+
+
+def knockout(
+    model: nn.Module,
+    examples: Sequence[ExampleT],
+    loss: Loss[ExampleT],
+    pairs: Callable[[ExampleT], Pairs],
+    *,
+    attention: str = "self",
+    window: int = 1,
+    kind: Literal["hide", "drop"] = "hide",
+) -> tuple[float, list[Effect]]:
+    """Remove the attention of some queries to some keys, in each window of consecutive layers.
+
+    See `edit_effects` for the result. The name of an effect has the first and the last layer.
+
+    Args:
+        pairs: Function from an example to columns of keys, and of queries or None for all queries.
+        attention: Name without layer and slot, such as "self", "encoder.self" or "decoder.cross".
+        window: Number of layers in which the pairs are removed together.
+        kind: `hide` removes them before the softmax, so that the other weights of a query grow;
+            `drop` sets their weights to 0 after it.
+
+    Raises:
+        InputError: The model has no such attention, or fewer layers than the window.
+    """
+    operation = {"hide": hide, "drop": drop}[kind]
+    every = [name for name in edit_targets(model) if name.endswith(".weights")]
+    kinds = {name: re.sub(r"(^|\.)\d+\.", r"\1", name).removesuffix(".weights") for name in every}
+    names = [name for name, found in kinds.items() if found == attention]
+    if not names:
+        message = f"must be one of {', '.join(dict.fromkeys(kinds.values()))}, got {attention}"
+        raise InputError(message, option="attention")
+    if not 1 <= window <= len(names):
+        raise InputError(f"must be from 1 to {len(names)}, got {window}", option="window")
+    edits = {}
+    for start in range(len(names) - window + 1):
+        chosen = names[start : start + window]
+        title = f"{attention} {start} to {start + window - 1}"
+        edits[title] = lambda example, chosen=chosen: dict.fromkeys(
+            chosen, operation(*pairs(example))
+        )
+    return edit_effects(model, examples, loss, edits)
+
+
+@torch.no_grad()
+def deletion(
+    model: Any, images: Tensor, classes: Tensor, scores: Tensor, baseline: Tensor | float = 0.0
+) -> Tensor:
+    """Return the probability of a class without the 0, 1, ... N best patches (B, N + 1) of images.
+
+    Source: Petsiuk et al. 2018. With scores that find what a ViT reads, the curve falls early.
+    Compare it with the curve of random scores, since an image without patches is unlike the data.
+
+    Args:
+        images: Images (B, C, height, width).
+        classes: Class (B,) whose probability is computed.
+        scores: Scores (B, N) of the patches, or (B, rows, columns).
+        baseline: Pixels that replace a patch, such as the mean image; broadcast to `images`.
+    """
+    ranks = scores.flatten(1).argsort(1, descending=True).argsort(1)
+    found = []
+    for n in range(ranks.shape[1] + 1):
+        is_gone = (ranks < n).view(-1, 1, *model.embed.grid).to(images)
+        is_gone = F.interpolate(is_gone, images.shape[2:]) > 0  # nearest pixels
+        probabilities = model(torch.where(is_gone, baseline, images)).softmax(-1)
+        found.append(probabilities.gather(1, classes[:, None])[:, 0])
+    return torch.stack(found, 1)
+
+
+def insertion(
+    model: Any, images: Tensor, classes: Tensor, scores: Tensor, baseline: Tensor | float = 0.0
+) -> Tensor:
+    """Return the probability of a class with only the 0, 1, ... N best patches (B, N + 1).
+
+    The arguments are those of `deletion`; the other patches have the pixels of the baseline.
+    """
+    empty = torch.as_tensor(baseline).to(images).expand_as(images)
+    return deletion(model, empty, classes, scores, images)
+
+
+def _losses(examples: Sequence[ExampleT], loss: Loss[ExampleT]) -> np.ndarray:
     """Return sum of the loss and number of targets (N, 2) of each example."""
     found = [[float(x) for x in loss(example)] for example in examples]
     return np.array(found).reshape(-1, 2)
 
 
-def _pools(
-    model: nn.Module, others: Sequence[ExampleT], loss: Callable[[ExampleT], tuple[Any, Any]]
-) -> dict[str, Tensor]:
+def _pools(model: nn.Module, others: Sequence[ExampleT], loss: Loss[ExampleT]) -> dict[str, Tensor]:
     """Return vectors (N, H, D), or (N, F) of neurons, of the tokens of other examples."""
     found: dict[str, list[Tensor]] = {}
-    names = [n for n in edit_targets(model) if n.rpartition(".")[2] in SLOTS["layer"]]
+    names = [name for name in edit_targets(model) if name.endswith(SLOTS)]
     for example in others:
         run: Run
         with record(model, *names) as run:

@@ -1,6 +1,7 @@
 """`fourfold ablate` on runs of four families."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +72,46 @@ def test_rows_for_means_are_other_rows(
     assert len(examples) == len(others) == 5
     assert not {*examples} & {*others}
     capsys.readouterr()
+
+
+@pytest.mark.parametrize("recipe", ["vaswani2017/tiny", "vit/tiny"])
+def test_curves_of_removed_heads(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", "--config", recipe, "--run_dir", "run", *SHORT]) == 0
+    splits: list[str] = []
+    original = ablate.batches
+
+    def keep(data: Any, split: str, *arguments: Any) -> Any:
+        splits.append(split)
+        return original(data, split, *arguments)
+
+    monkeypatch.setattr(ablate, "batches", keep)
+    call = ["ablate", "--checkpoint", "run", "--rows", "4", "--out", "out"]
+    capsys.readouterr()
+    assert main([*call, "--curve"]) == 0
+    assert splits == ["val", "train"]  # the orders come from other rows
+    said = capsys.readouterr().out.splitlines()
+    assert re.split(" {2,}", said[0])[1:] == [
+        "gradient",
+        "ablation",
+        *(f"random {i}" for i in (1, 2, 3)),
+    ]
+    found = json.loads(Path("out/curve.json").read_text())
+    curves = {name: found[name] for name in ("gradient", "ablation", "random 1", "random 2")}
+    numbers = [int(effect["name"]) for effect in curves["gradient"]]
+    assert numbers == [int(line.split()[0]) for line in said[1 : 1 + len(numbers)]]
+    # Without any head, the order does not matter.
+    assert len({round(curve[-1]["change"], 6) for curve in curves.values()}) == 1
+    assert len({curve[0]["change"] for curve in curves.values()}) > 1
+    for name, column in zip(curves, said[1 + len(numbers)].split()[4:], strict=False):
+        free = 0
+        for effect in curves[name]:
+            if effect["low"] > 0:
+                break
+            free = int(effect["name"])
+        assert free == int(column)
+    assert Path("out/curve.png").read_bytes().startswith(b"\x89PNG")
+    assert main([*call, "--curve", "--by", "layer"]) == 2
+    assert "--curve must not be given with another --by or --kind" in capsys.readouterr().err
