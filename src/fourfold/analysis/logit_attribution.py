@@ -63,8 +63,8 @@ def logit_attribution(
         by_token = (x.detach() * gradient).sum(-1)  # (B, T)
         found[name] = by_token if target.ndim == 2 else by_token.sum(-1)
     # The input of a block is the output of the one before, to which some ViTs add positions.
-    terms["embedding"] = sum(found[f"{start}{i}.in"] for i in range(n_blocks)) - sum(
-        found[f"{start}{i}.out"] for i in range(n_blocks - 1)
+    terms["embedding"] = found[f"{start}0.in"] + sum(
+        found[f"{start}{i}.in"] - found[f"{start}{i - 1}.out"] for i in range(1, n_blocks)
     )
     for name in inputs:
         layer = name.removesuffix("in")
@@ -83,7 +83,7 @@ def _chosen(logits: Tensor, target: Tensor, other: Tensor | None) -> Tensor:
 def _linear_readout(model: Any) -> tuple[str, int]:
     """Return start of the names and number of blocks of the stack whose output a head maps."""
     start = "decoder." if hasattr(model, "decoder") else ""
-    stack = getattr(model, "decoder", getattr(model, "stack", None))
+    stack: Any = getattr(model, "decoder", getattr(model, "stack", None))
     head: Any = getattr(model, "head", getattr(model, "heads", [None])[0])
     layers = getattr(head, "transform", None), getattr(model, "representation", None)
     if not isinstance(head, VocabularyHead | ClassHead) or layers != (None, None):
