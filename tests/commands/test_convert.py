@@ -120,7 +120,7 @@ def test_failed_verification_leaves_the_directory(run: Run, trained: Train, here
     result = run("export", trained("lm"), here / "there", "--verify")
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert f"fourfold: error: {here / 'there'}: the text " in result.err
-    assert "has the ids [" in result.err
+    assert "has the input_ids [" in result.err
     certificate = json.loads((here / "there" / "verification.json").read_text())
     assert not certificate["passed"]
     assert certificate["failure"] in result.err
