@@ -87,9 +87,10 @@ def test_seeds_form_a_wandb_group(here: Path, monkeypatch: pytest.MonkeyPatch) -
         return 1
 
     monkeypatch.setattr(sweep.subprocess_runs, "run", fail)
-    assert sweep.main(["seeds", "--seeds", "1", "--run_dir", "runs/mrpc"]) == 1
+    call = ["seeds", "--seeds", "1", "--run_dir", "runs/mrpc", "--config", "vit/tiny"]
+    assert sweep.main(call) == 1
     monkeypatch.setenv("WANDB_RUN_GROUP", "mine")
-    assert sweep.main(["seeds", "--seeds", "1", "--run_dir", "runs/mrpc"]) == 1
+    assert sweep.main(call) == 1
     assert groups == ["mrpc", "mine"]
 
 
