@@ -25,6 +25,7 @@ LEFT_ALONE = {
     *("max_steps", "max_epochs", "min_epochs", "min_steps", "max_time", "devices", "num_nodes"),
     *("limit_train_batches", "limit_val_batches", "accumulate_grad_batches", "rows", "strategy"),
     *("limit_test_batches", "limit_predict_batches", "warmup_steps", "overfit_batches"),
+    "num_workers",
 }
 INFERENCE = ("seed", "temperature", "top-p", "top-k")
 PATTERNS = (r" ?\p{L}+| ?\p{N}+|\s+(?!\S)|\s+", r"\s*[\r\n]+", r".*.*x", "(" * 3000, "[", "")
@@ -76,14 +77,7 @@ def recipes(draw: Draw, world: "World") -> Case:
 def _is_count(tree: Any, way: tuple[Any, ...]) -> bool:
     for key in way:
         tree = tree[key]
-    sizes = (
-        "vocab_size",
-        "n_classes",
-        "max_tokens",
-        "num_workers",
-        "batch_size",
-        "eval_batch_size",
-    )
+    sizes = ("vocab_size", "n_classes", "max_tokens", "batch_size", "eval_batch_size")
     return way[-1] in sizes or (isinstance(tree, int) and not isinstance(tree, bool))
 
 
