@@ -118,3 +118,14 @@ def test_the_command_of_jupytext_writes_a_notebook(tmp_path: Path) -> None:
     subprocess.run([*command, "--output", str(written)], check=True, capture_output=True)
     cells = nbformat.read(written, as_version=4).cells
     assert {cell.cell_type for cell in cells} == {"code", "markdown"}
+
+
+def test_options_of_admonitions_are_names_of_classes() -> None:
+    # MyST reads a text on the line of an option as names of classes, and does not show it.
+    found = [
+        line
+        for page in sorted(DOCS.rglob("*.md"))
+        for line in re.findall(r"^:class: *(.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    assert len(found) > 50
+    assert set(found) == {"dropdown"}
