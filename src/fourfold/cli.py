@@ -30,7 +30,6 @@ BROKEN_PIPE = 141
 MAX_MESSAGE = 450  # characters of an error message; quoted lines of data may be long
 
 # Help of the commands whose parsers need torch, which is slow to import.
-HELP = Path(__file__).parent / "commands" / "help"
 HELP_FILES = {name: name for name in ("fit", "plan", "tune")}
 HELP_FILES |= dict.fromkeys(("validate", "test", "predict"), "evaluation")
 
@@ -62,10 +61,7 @@ COMMANDS = {
     "evaluate": (INFER, "accuracy on minimal pairs (BLiMP, Zorro), LAMBADA or GLUE"),
     "ablate": ("commands.infer.ablate", "change of the loss without each head or sub-layer"),
     "look": ("commands.look", "one HTML file with the attention of a checkpoint"),
-    "learn": (
-        "commands.course.exercises",
-        "exercises of the course as files, with a check of the solutions",
-    ),
+    "learn": ("commands.course.exercises", "exercises of the course that check themselves"),
     "import": (CONVERT, "write a checkpoint from a directory of transformers"),
     "export": (CONVERT, "write a directory of transformers from a checkpoint"),
     "push": (CONVERT, "export a model and upload it to the Hugging Face hub"),
@@ -132,7 +128,7 @@ def run_main(command: Callable[[list[str]], int], argv: Sequence[str]) -> int:
 
 
 def _help_text(name: str) -> str:
-    return (HELP / f"{name}.txt").read_text(encoding="utf-8").rstrip()
+    return (Path(__file__).parent / "commands/help" / f"{name}.txt").read_text("utf-8").rstrip()
 
 
 def _run(argv: list[str]) -> int:

@@ -100,7 +100,7 @@ def test_induction_equals_a_loop_over_sequences() -> None:
             value, uniform = found.weights[f"{layer}.self.head.{head}"]
             assert value == pytest.approx(sum(weights) / 20, abs=1e-6)
             assert uniform == pytest.approx(sum(1 / (q + 1) for q in range(5, 10)) / 5, abs=1e-6)
-    with pytest.raises(InputError, match="length must be at most half of the number of tokens, 22"):
+    with pytest.raises(InputError, match="length must be at least 2 and at most 11, got 12"):
         induction(model, 4, 12, tokens=allowed)
 
 

@@ -149,9 +149,10 @@ def test_the_error_of_attribution_is_of_second_order(kind: str) -> None:
 
 
 @families
-def test_attribution_is_the_slope_of_a_mixture(kind: str) -> None:
+@pytest.mark.parametrize("slot", ["head.1", "weights.1", "q.1", "v.0", "out"])
+def test_attribution_is_the_slope_of_a_mixture(kind: str, slot: str) -> None:
     case = Case(kind)
-    name = f"{case.start}0.self.head.1"
+    name = f"{case.start}0.self.{slot}"
     examples, values, states = (case.clean, case.corrupt), [], []
     for example in examples:
         with fourfold.record(case.model, name) as run:

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import fourfold
-from fourfold.checkpoints.load import build_model
 from fourfold.commands.recipe import make_parser, parse, read_recipe
 from fourfold.core.attention import Attention
 from fourfold.edits import drop, dump_edits, hide, scale, zero
@@ -114,7 +113,7 @@ def test_models_of_the_demo_and_of_the_tiny_recipes(check, root: Path) -> None:
                 options[field] = value
         task = read_recipe(parser, config).task
         torch.manual_seed(0)
-        model = pack_model(build_model(type(task).model_class, task.config).eval())
+        model = pack_model(type(task).model_class(task.config).eval())
         cases.append(case(name, model, ["{}"]))
     assert not check(cases)
 

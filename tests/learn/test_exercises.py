@@ -384,6 +384,22 @@ def two_of_a_hundred(ids, *options):
     )
 
 
+def one_random_id(ids, special_ids, mask_id, vocab_size):
+    inputs, labels = mask_tokens(ids, special_ids, mask_id, vocab_size)
+    is_random = (inputs != ids) & (inputs != mask_id)
+    return inputs.masked_fill(is_random, 17), labels
+
+
+def ids_beyond_the_vocabulary(ids, special_ids, mask_id, vocab_size):
+    inputs, labels = mask_tokens(ids, special_ids, mask_id, vocab_size)
+    is_random = (inputs != ids) & (inputs != mask_id)
+    return torch.where(is_random, 10 * inputs, inputs), labels
+
+
+def only_one_special_id(ids, special_ids, mask_id, vocab_size):
+    return mask_tokens(ids, special_ids[:1], mask_id, vocab_size)
+
+
 def noise_everywhere(ids, *options):
     inputs, labels = mask_tokens(ids, *options)
     return torch.where(torch.rand(ids.shape) < 0.1, 7, inputs), labels
@@ -582,6 +598,7 @@ WRONG: list[tuple[str, Callable[..., Any], str]] = [
     ("layer_norm", layer_norm_over_tokens, "mean and variance are those over the tokens"),
     ("layer_norm", layer_norm_eps_outside, "eps is added to the root of the variance"),
     ("layer_norm", lambda x, eps: layer_norm(x, 0.0), "eps is missing"),
+    ("layer_norm", lambda x, eps: layer_norm(x, 1e-5), "eps is not the argument"),
     (
         "layer_norm",
         lambda x, eps: layer_norm(x, eps / x.shape[-1]) / x.shape[-1] ** 0.5,
@@ -622,6 +639,13 @@ WRONG: list[tuple[str, Callable[..., Any], str]] = [
     ("mask_tokens", only_masks, "80 % of the targets become the mask token."),
     ("mask_tokens", two_of_a_hundred, "10 % of the targets stay."),
     ("mask_tokens", noise_everywhere, "Tokens that are no targets stay."),
+    ("mask_tokens", only_one_special_id, "Special tokens have the label -100."),
+    ("mask_tokens", one_random_id, "All ids of the vocabulary are as likely."),
+    (
+        "mask_tokens",
+        ids_beyond_the_vocabulary,
+        "The other ids are random ones of the vocabulary.",
+    ),
     ("ablate_head", slice_of_output, "a slice of the output has parts of all heads"),
     (
         "ablate_head",

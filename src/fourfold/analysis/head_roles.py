@@ -12,9 +12,10 @@ from torch.nn import functional as F
 
 from fourfold.analysis.attention_maps import LayerAttention, attention_maps, visit_attention
 from fourfold.analysis.attention_statistics import head_statistics
+from fourfold.core.validation import check_range
 from fourfold.edits.contexts import edit_targets
-from fourfold.errors import InputError
 from fourfold.generation.step import decoding_mode
+from fourfold.losses import upcast_fp32
 from fourfold.metrics.alignment import AlignmentErrorRate, ReferenceLinks, links_from_weights
 
 
@@ -46,12 +47,11 @@ def induction(
         tokens: Ids from which the tokens are drawn, without repetition. None means all ids.
 
     Raises:
-        InputError: There are fewer than 2 `length` tokens to draw from.
+        InputError: `length` is less than 2, or there are fewer than 2 `length` tokens to draw
+            from.
     """
-    tokens = torch.arange(model.config.vocab_size) if tokens is None else tokens.cpu()
-    if len(tokens) < 2 * length:
-        message = f"must be at most half of the number of tokens, {len(tokens)}, got {length}"
-        raise InputError(message, option="length")
+    tokens = torch.arange(model.config.vocab_size) if tokens is None else tokens.unique().cpu()
+    check_range("length", length, minimum=2, maximum=len(tokens) // 2)
     generator = torch.Generator().manual_seed(seed)
     order = torch.rand(n, len(tokens), generator=generator).argsort(1)[:, : 2 * length]
     control = tokens[order].to(next(model.parameters()).device)
@@ -67,7 +67,8 @@ def induction(
     with decoding_mode(model) as quiet:
         visit_attention(quiet, lambda: quiet(repeated), keep)
         for ids in (repeated, control):
-            losses = F.cross_entropy(quiet(ids).mT[..., :-1], ids[:, 1:], reduction="none")
+            logits = upcast_fp32(quiet(ids)).mT[..., :-1]
+            losses = F.cross_entropy(logits, ids[:, 1:], reduction="none")
             # Nothing announces the first token of a copy.
             changes.append(float(losses[:, length:].mean() - losses[:, : length - 1].mean()))
     return Induction(weights, *changes)

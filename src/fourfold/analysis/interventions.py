@@ -107,10 +107,9 @@ def ablation(
     """
     if kind != "zero" and not others:
         raise InputError("must have at least one example", option="others")
-    layers = [name for name in edit_targets(model) if name.endswith(SLOTS)]
-    names = heads(model) if by == "head" else layers
-    if not names:
-        raise InputError("must have attention", option="the model")
+    names = heads(model)
+    if by == "layer":
+        names = [name for name in edit_targets(model) if name.endswith(SLOTS)]
     pools = _pools(model, others, loss) if kind != "zero" else {}
     generator = torch.Generator().manual_seed(seed)
     edits = {name: {name: _replacement(name, kind, pools, generator)} for name in names}
@@ -119,13 +118,14 @@ def ablation(
 
 def heads(model: nn.Module) -> list[str]:
     """Return the names of all attention heads of a model, such as "decoder.0.cross.head.3"."""
-    targets = edit_targets(model).items()
-    return [
-        f"{x}.{i}"
-        for x, target in targets
-        if target.slot == "head"
-        for i in range(target.size or 0)
-    ]
+    return [f"{name}.{i}" for name, size in _head_sizes(model).items() for i in range(size)]
+
+
+def _head_sizes(model: nn.Module) -> dict[str, int]:
+    sizes = {x: t.size or 0 for x, t in edit_targets(model).items() if t.slot == "head"}
+    if not sizes:
+        raise InputError("must have attention", option="the model")
+    return sizes
 
 
 def head_gradients(
@@ -136,16 +136,15 @@ def head_gradients(
     It is the mean over examples of |dL/dg|, for a gate g = 1 that multiplies the output of the
     head, divided by the norm over the heads of the layer. One backward pass gives all heads.
     """
-    sizes = {x: t.size or 0 for x, t in edit_targets(model).items() if t.slot == "head"}
+    sizes = _head_sizes(model)
     gates = {name: torch.ones(size, 1, 1, requires_grad=True) for name, size in sizes.items()}
     sums = [torch.zeros(size) for size in sizes.values()]
     with torch.enable_grad(), edit(model, {name: scale(gate) for name, gate in gates.items()}):
         for example in examples:
             value = loss(example)[0]
             gradients = torch.autograd.grad(value, list(gates.values()), materialize_grads=True)
-            sums = [
-                x + gradient.abs().flatten() for x, gradient in zip(sums, gradients, strict=True)
-            ]
+            for total, gradient in zip(sums, gradients, strict=True):
+                total += gradient.abs().flatten()
     shares = torch.cat([x / x.norm().clamp(min=1e-30) for x in sums]).tolist()
     return dict(zip(heads(model), shares, strict=True))
 
@@ -229,6 +228,7 @@ def deletion(
         scores: Scores (B, N) of the patches, or (B, rows, columns).
         baseline: Pixels that replace a patch, such as the mean image; broadcast to `images`.
     """
+    baseline = torch.as_tensor(baseline).to(images)
     ranks = scores.flatten(1).argsort(1, descending=True).argsort(1)
     found = []
     for n in range(ranks.shape[1] + 1):

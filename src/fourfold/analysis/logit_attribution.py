@@ -86,7 +86,8 @@ def _linear_readout(model: Any) -> tuple[str, int]:
     stack: Any = getattr(model, "decoder", getattr(model, "stack", None))
     head: Any = getattr(model, "head", getattr(model, "heads", [None])[0])
     layers = getattr(head, "transform", None), getattr(model, "representation", None)
-    if not isinstance(head, VocabularyHead | ClassHead) or layers != (None, None):
+    is_linear = isinstance(head, VocabularyHead | ClassHead) and layers == (None, None)
+    if not is_linear or not hasattr(stack, "blocks"):
         raise InputError("must have a linear head on transformer blocks", option="the model")
     if getattr(head, "logit_cap", None) is not None:
         message = "must have no logit_cap; set model.head.logit_cap to None to split the logits"

@@ -110,7 +110,8 @@ def record(
     owner, run = object(), Run(mask)
 
     def keep(x: Tensor, place: Place) -> Tensor:
-        x = x.clone() if grad else x  # the model goes on with what is stored
+        if grad:  # the model goes on with what is stored, also if its parameters are frozen
+            x = x.clone() if x.requires_grad else x.detach().clone().requires_grad_()
         run.store(x, place, grad)
         return x
 

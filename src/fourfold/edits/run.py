@@ -46,13 +46,16 @@ class Run(Mapping[str, Tensor]):
         if not grad:
             with torch.inference_mode(False):  # a copy that later runs can use for gradients
                 x = x.detach().clone()
-        if place.slot == "weights":  # column j is key j, also if a window drops the first keys
+        if (
+            place.slot == "weights" and place.first_key
+        ):  # column j is key j, also if a window drops the first keys
             x = nn.functional.pad(x, (place.first_key, 0))
         before, call = self._tensors.get(place.name), self._calls.get(place.name)
         if before is not None and call is not place.call:
             # k and v hold earlier tokens again, unless a window dropped them.
             fits = len(before) == len(x) and before.shape[place.axis] >= place.first
-            if not fits or place.call.first == 0 or place.call.problem:
+            # The parts of a record with a graph would not be in the graph of the output.
+            if not fits or grad or place.call.first == 0 or place.call.problem:
                 message = "must be of one call, or of one sequence of cached decoding without beams"
                 raise InputError(message, option=f"the record of {place.name}")
             before = before.narrow(place.axis, 0, place.first)

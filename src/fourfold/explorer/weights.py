@@ -70,6 +70,7 @@ class PackedModel:
     data: bytes
 
 
+@torch.no_grad()
 def pack_model(model: Model, precision: int | None = None) -> PackedModel:
     """Round the weights of a model and store it for `engine.js`.
 
@@ -102,10 +103,8 @@ def pack_model(model: Model, precision: int | None = None) -> PackedModel:
         _refuse("reads an image and writes a text")
     copy = deepcopy(eval_copy(model)).float().cpu()
     packer = _Packer(copy, precision)
-    with torch.no_grad():
-        tree = packer.describe(copy, "model")
     index = {
-        "model": tree,
+        "model": packer.describe(copy, "model"),  # fills the tensors
         "causal": model.can_generate,
         "max_len": packer.max_len,
         "edits": {name: target.size for name, target in edit_targets(copy).items()},

@@ -114,10 +114,9 @@ def sinusoids(f, draw, s):
     t, d = s.tk, 2 * s.h
     p, i, y = torch.arange(t), torch.arange(d), f((t, d), (t, d))
     right, each = _angles(p, d), p[:, None] * 10_000.0 ** (-i / d)
+    unpaired = torch.where(i % 2 == 0, each.sin(), each.cos())
     mistakes = {
-        "sine and cosine of a pair have different exponents": each.sin().where(
-            i % 2 == 0, each.cos()
-        ),
+        "sine and cosine of a pair have different exponents": unpaired,
         "the positions start at 1": _waves(_angles(p + 1, d)),
         "all sines come before all cosines": torch.cat([right.sin(), right.cos()], 1),
         "the exponent is -i/d": _waves(_angles(p, d, step=1)),
@@ -146,7 +145,7 @@ def rotary(f, draw, s):
 
 def layer_norm(f, draw, s):
     """Exercise of page 8."""
-    x, eps = draw(s.b, s.tq, s.d) / 100 + 0.1, 1e-5
+    x, eps = draw(s.b, s.tq, s.d) / 100 + 0.1, 3e-5
     y, first = f((x, eps), x.shape), f((x[:, :1], eps), (s.b, 1, s.d))
     yield "The mean of the D numbers of a token is 0.", y.mean(-1), 0
     yield "Other tokens do not change the result of a token.", y[:, :1], first
@@ -157,6 +156,7 @@ def layer_norm(f, draw, s):
         "mean and variance are those over the tokens": normalize(x.mT, (s.tq,), eps=eps).mT,
         "eps is added to the root of the variance": centred / (variance.sqrt() + eps),
         "eps is missing": centred / variance.sqrt(),
+        "eps is not the argument": normalize(x, (s.d,), eps=1e-5),
         "the squares are added up, and not averaged": centred / (s.d * variance + eps).sqrt(),
     }
     yield "The divisor is √(variance + eps).", y, normalize(x, (s.d,), eps=eps), mistakes
@@ -206,8 +206,10 @@ def decode(f, draw, s):
 def mask_tokens(f, draw, s):
     """Exercise of page 13."""
     ids = (300 * draw(200, 500)).abs().long().clamp(max=1999)
+    ids[:, ::10] = torch.arange(50) % 4  # special tokens
     inputs, labels = f((ids, [0, 1, 2, 3], 3, 2000), *[ids.shape] * 2, dtype=torch.long)
     target, special, kept = labels != -100, ids < 4, inputs == ids
+    random = inputs[target & ~kept & (inputs != 3)]
     for text, values, share in (
         ("15 % of the ordinary tokens have a label that is not -100.", target[~special], 0.15),
         ("Special tokens have the label -100.", target[special], 0),
@@ -215,6 +217,8 @@ def mask_tokens(f, draw, s):
         ("Tokens that are no targets stay.", kept[~target], 1),
         ("80 % of the targets become the mask token.", (inputs == 3)[target], 0.8),
         ("10 % of the targets stay.", kept[target], 0.1),
+        ("The other ids are random ones of the vocabulary.", (random - 1000).abs() < 1000, 1),
+        ("All ids of the vocabulary are as likely.", random < 500, 0.25),
     ):
         yield text, values.double().mean(), share, (), 0.02
 
