@@ -236,6 +236,20 @@ def test_first_token_outside_the_vocabulary_is_dropped_with_a_warning(
     assert fourfold.generate(model, src, max_new_tokens=3, bos_id=3).shape[0] == 1
 
 
+@pytest.mark.parametrize("forced", [19, -1, 2**63])
+def test_a_forced_token_outside_the_vocabulary_is_dropped_with_a_warning(
+    forced: int, tmp_path: Path
+) -> None:
+    config = hf.GPT2Config(vocab_size=19, n_embd=12, n_layer=1, n_head=2, eos_token_id=1)
+    hf.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    file = tmp_path / "generation_config.json"
+    file.write_text(json.dumps({"eos_token_id": 1, "forced_bos_token_id": forced}))
+    with pytest.warns(UserWarning, match=f"{tmp_path.name}: forced_bos_token_id {forced} is out"):
+        model = fourfold.load(tmp_path)
+    assert model.generation_defaults.forced_bos_token_id is None
+    assert fourfold.generate(model, torch.tensor([[2]]), max_new_tokens=2).shape[0] == 1
+
+
 @pytest.mark.parametrize("ends", [50256, [50256, 3, 19, 5], [-1], 18])
 @pytest.mark.parametrize("is_imported", [False, True])
 def test_end_tokens_outside_the_vocabulary_are_dropped_with_a_warning(

@@ -110,8 +110,8 @@ def record(
     owner, run = object(), Run(mask)
 
     def keep(x: Tensor, place: Place) -> Tensor:
-        if grad:  # the model goes on with what is stored, also if its parameters are frozen
-            x = x.clone() if x.requires_grad else x.detach().clone().requires_grad_()
+        # The model goes on with what is stored, which has a gradient also if parameters are frozen.
+        x = (x if x.requires_grad else x.detach().requires_grad_()).clone() if grad else x
         run.store(x, place, grad)
         return x
 

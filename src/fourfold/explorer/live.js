@@ -2,7 +2,8 @@
 // The panel of a live page: it runs the model of the page in a worker (engine.js) on the reader's text or image, without and with
 // heads that are switched off. Both runs are an input of the page with two models, so all panels of look.js show them.
 
-const live = { edits: {}, turn: 0, asked: 0, waiting: new Map(), ready: null, port: null, file: null, before: null, timer: 0 };
+// `isStale`: the input of the panel has not been run yet, or was refused.
+const live = { edits: {}, turn: 0, asked: 0, waiting: new Map(), ready: null, port: null, file: null, before: null, timer: 0, isStale: true };
 
 /** Text of the script of the worker. */
 const workerText = () => `${[decodeBase64, inflate, half, engine].join("\n")}\nengine(self);`;
@@ -55,15 +56,16 @@ const isImage = () => !live.values.tokenizer;
 function readText() {
   const { tokenizer, before, after } = live.values, { ids } = encode(tokenizer, $("live-text").value);
   const whole = [...before, ...(ids.length || isPair() ? ids : live.values.ends.slice(0, 1)), ...after];
-  if (isPair()) return { input: { source: whole }, tokens: { source: whole } };
+  const title = $("live-text").value;
+  if (isPair()) return { input: { source: whole }, tokens: { source: whole }, title };
   const masks = whole.flatMap((id, i) => (id === tokenizer.mask ? [i] : []));
   if (tokenizer.mask !== null && !masks.length) throw new Error("Write [MASK] where the model is to guess.");
-  return { input: { ids: whole }, tokens: { tokens: whole }, rows: tokenizer.mask === null ? [whole.length - 1] : masks };
+  return { input: { ids: whole }, tokens: { tokens: whole }, rows: tokenizer.mask === null ? [whole.length - 1] : masks, title };
 }
 
 /** Image { width, height, data } of RGBA bytes of a file; some browsers add noise against fingerprinting, which is noticed. */
 async function decodeFile(file) {
-  const bitmap = await createImageBitmap(file, { colorSpaceConversion: "none", premultiplyAlpha: "none" });
+  const bitmap = await createImageBitmap(await withoutExif(file), { colorSpaceConversion: "none", premultiplyAlpha: "none" });
   const pen = make("canvas", { width: bitmap.width, height: bitmap.height }).getContext("2d", { willReadFrequently: true });
   const known = new ImageData(Uint8ClampedArray.from({ length: 256 }, (_, i) => (i % 4 === 3 ? 255 : i)), 8, 8);
   pen.putImageData(known, 0, 0);
@@ -71,7 +73,10 @@ async function decodeFile(file) {
   pen.clearRect(0, 0, bitmap.width, bitmap.height);
   pen.drawImage(bitmap, 0, 0);
   if (!isExact) throw new Error("This browser changes the pixels that a page reads, so the model would see another image.");
-  return pen.getImageData(0, 0, bitmap.width, bitmap.height);
+  const image = pen.getImageData(0, 0, bitmap.width, bitmap.height);
+  // A canvas stores colors that are multiplied by the opacity.
+  if (image.data.some((value, i) => i % 4 === 3 && value < 255)) throw new Error("This image is transparent, so a page cannot read its exact colors.");
+  return image;
 }
 
 /** Input of the engine for an image file of the reader, or for the chosen picture of the page. */
@@ -133,14 +138,15 @@ const editNames = () => Object.keys(live.edits);
 /** Run the input of the panel, if it `isNew`, and the edits; a later call ends an earlier one. */
 async function refresh(isNew, spoken = "") {
   const turn = ++live.turn;
+  live.isStale ||= isNew;
   clearTimeout(live.timer);
   try {
     await (live.ready ??= loadModel());
     if (turn !== live.turn) return;
-    if (isNew || !live.before) {
+    if (live.isStale) {
       const given = isImage() ? await readPicture() : readText(), before = await runBefore(given);
       if (turn !== live.turn) return;
-      Object.assign(live, { given, before, watched: watched(given, before), scores: new Map() });
+      Object.assign(live, { given, before, watched: watched(given, before), scores: new Map(), isStale: false });
     }
     let after = null, text = "";
     if (editNames().length) {
@@ -165,7 +171,9 @@ async function written(edits) {
 
 /** Switch off each head alone, and write the change of the prediction beside it. */
 async function tryAll() {
-  if (!live.before) await refresh(true);
+  const ready = live.isStale ? refresh(true) : null, started = live.turn;
+  await ready;
+  if (live.isStale || started !== live.turn) return; // refused, or the reader went on
   const turn = ++live.turn, whole = score(live.before);
   for (const button of $("live-heads").querySelectorAll("button")) {
     const edits = { [button.dataset.name]: { operation: "zero" } };
@@ -175,7 +183,8 @@ async function tryAll() {
     drawButtons();
   }
   const worst = [...live.scores].reduce((one, other) => (other[1] < one[1] ? other : one));
-  say("live-state", `The prediction needs ${spokenName(worst[0])} most: without it, the mean log-probability changes by ${digits(worst[1])}.`);
+  const said = worst[1] < 0 ? `The prediction needs ${spokenName(worst[0])} most: without it` : `No head is needed: without ${spokenName(worst[0])}`;
+  say("live-state", `${said}, the mean log-probability changes by ${digits(worst[1])}.`);
 }
 
 // -------------------------------------------------------------------------------------------------------- drawing
@@ -206,7 +215,7 @@ function showRun(after, text, spoken) {
   const special = new Set(live.values.tokenizer?.special), mask = live.values.tokenizer?.mask;
   const specialOf = (ids) => ids.flatMap((id, i) => (special.has(id) && id !== mask ? [i] : []));
   const row = {
-    title: `live: ${given.title || $("live-text").value}`, image: given.image || null, query: given.image ? page.doc.rows[0].query : null,
+    title: `live: ${given.title}`, image: given.image || null, query: given.image ? page.doc.rows[0].query : null,
     tokens, words: {}, special: Object.fromEntries(Object.entries(given.tokens).map(([name, ids]) => [name, specialOf(ids)])),
     steps: [], classes: [], curves: [], maps: [...mapEntries(before.maps, 0), ...(after ? mapEntries(after.maps, 1) : [])],
     isEdited: Boolean(after), provenance: { ...page.doc.provenance, name: "unedited" },
@@ -236,7 +245,7 @@ function drawTable(after, text) {
   $("live-table").replaceChildren(make("caption", { textContent: isPair() ? "Probability of each target token" : "Probabilities" }),
     headRow(isImage() ? "class" : "token", "before", "with edits", "change"), make("tbody", {}, ...rows));
   const first = isPair() ? decode(live.values.tokenizer, live.given.tokens.target) : "";
-  say("live-written", !isPair() ? "" : `Translation: ${first}${after ? ` — with edits: ${text || "(empty)"}` : ""}`);
+  say("live-written", !isPair() ? "" : `Translation (greedy): ${first}${after ? ` — with edits: ${text || "(empty)"}` : ""}`);
   const pairs = editNames().map((name) => `"${name}": zero`).join(", ");
   say("live-python", editNames().length ? `from fourfold.edits import zero\nwith fourfold.edit(model, {${pairs}}):\n    ...` : "# no edits");
 }
@@ -305,7 +314,7 @@ function makeInput() {
   for (const id of ids) if (id === tokenizer.mask) parts.push([]); else parts.at(-1).push(id);
   const value = parts.map((part) => decode(tokenizer, part)).join(" [MASK] ").trim();
   const area = make("textarea", { id: "live-text", rows: 2, value, dir: "auto" });
-  on(area, "input", () => { clearTimeout(live.timer); live.timer = setTimeout(() => refresh(true), 150); });
+  on(area, "input", () => { live.isStale = true; clearTimeout(live.timer); live.timer = setTimeout(() => refresh(true), 150); });
   return make("label", { className: "grow" }, `Text${tokenizer.mask === null ? "" : ", with [MASK] where the model is to guess"} `, area);
 }
 
@@ -313,10 +322,14 @@ function makeInput() {
 function startLive() {
   live.values = JSON.parse($("model-values").textContent);
   if (isImage()) Object.assign(live.values, transformOf(live.values.transform, live.values.index.model.embed));
+  const [kind] = Object.values(live.values.index.tensors).map((one) => one.kind).filter((one) => one !== "float32");
+  const rounded = `The weights are rounded to ${kind === "int8" ? "8 bits" : "half precision"}, for the stored maps, too.`;
+  $("help").querySelector("tbody").append(make("tr", {}, make("th", { scope: "row", textContent: "x" }), cell("switch the shown head off or on")));
   const { compare } = page.doc, canWrite = live.values.index.causal && !isPair();
   Object.defineProperty(page.doc, "compare", { get: () => (root().isEdited ? { title: "edited" } : compare) });
   const section = make("section", { id: "p-live", className: "wide" }, make("h2", { id: "h-live", textContent: "Try it: the model runs in this page" }),
-    hint("Change the text and switch heads off. The panels below then show the attention of this run; choose “difference” to see what changed."),
+    hint("Change the text and switch heads off. The panels below then show the attention of this run; choose “difference” to see what changed. "
+      + `${rounded} Your input and edits are not part of the address.`),
     make("p", { className: "buttons" }, makeInput(), makeButton("Run", () => refresh(true), { id: "live-run" }),
       makeButton("Try each head", () => tryAll().catch(fail), { id: "live-all" }),
       makeButton("All heads on", () => { live.edits = {}; drawButtons(); refresh(false, "all heads on"); }, { id: "live-reset" }),
@@ -334,7 +347,7 @@ function startLive() {
   section.setAttribute("aria-labelledby", "h-live");
   $("panels").prepend(section);
   on(document, "keydown", (event) => {
-    const isTyped = ["INPUT", "TEXTAREA", "SELECT"].includes(event.target.tagName) || event.ctrlKey || event.altKey || event.metaKey;
+    const isTyped = ["INPUT", "TEXTAREA", "SELECT"].includes(event.target.tagName) || event.ctrlKey || event.altKey || event.metaKey || $("help").open;
     if (event.key === "x" && !isTyped && chosenHead()) toggle(chosenHead());
   });
   drawAll();

@@ -242,7 +242,7 @@ function drawNow() {
 function drawProvenance() {
   const facts = provenance();
   say("subtitle", `${facts.model}, ${Number(facts.n_parameters).toLocaleString("en-US")} parameters`
-    + `${facts.checkpoint && `, from ${facts.checkpoint}`}${page.doc.compare ? `; compared with ${page.doc.compare.title}` : ""}`);
+    + `${facts.checkpoint && `, from ${facts.checkpoint}`}${page.doc.compare && !root().isEdited ? `; compared with ${page.doc.compare.title}` : ""}`);
   $("provenance").replaceChildren(...Object.entries(facts).filter(([, value]) => value !== null)
     .flatMap(([name, value]) => [make("dt", { textContent: name.replaceAll("_", " ") }), make("dd", { textContent: String(value) })]));
 }

@@ -8,6 +8,18 @@ function transformOf({ mean, std, crop_pct: share, crop_mode: mode, interpolatio
   return { mean: all(mean), std: all(std), size, resized, squash: mode === "squash", interpolation };
 }
 
+/** File without the EXIF data of a JPEG: a browser would turn the image, and Python does not. */
+async function withoutExif(file) {
+  const bytes = new Uint8Array(await file.arrayBuffer()), parts = [bytes.subarray(0, 2)];
+  let at = 2;
+  while (bytes[0] === 0xff && bytes[1] === 0xd8 && bytes[at] === 0xff && bytes[at + 1] !== 0xda) {
+    const end = at + 2 + bytes[at + 2] * 256 + bytes[at + 3];
+    if (bytes[at + 1] !== 0xe1) parts.push(bytes.subarray(at, end));
+    at = end;
+  }
+  return new Blob([...parts, bytes.subarray(at)]);
+}
+
 /** For each pixel of a side that is resized: the first pixel that it averages, and their weights. The filter is widened where the
  * side becomes shorter, as in Pillow and torchvision; a canvas would filter in another way. */
 function filterWeights(from, to, isCubic) {
@@ -25,11 +37,13 @@ function filterWeights(from, to, isCubic) {
 /** Image { width, height, data } of C bytes a pixel, resized along its rows or its columns. */
 function resizeSide({ width, height, data }, channels, length, isCubic, alongRows) {
   const plan = filterWeights(alongRows ? width : height, length, isCubic), [w, h] = alongRows ? [length, height] : [width, length];
-  const resized = Uint8ClampedArray.from({ length: w * h * channels }, (_, i) => {
+  const resized = new Uint8ClampedArray(w * h * channels), step = (alongRows ? 1 : width) * channels;
+  for (let i = 0; i < resized.length; i++) {
     const c = i % channels, x = Math.floor(i / channels) % w, y = Math.floor(i / channels / w), { first, weights } = plan[alongRows ? x : y];
-    const at = (j) => (alongRows ? y * width + first + j : (first + j) * width + x) * channels + c;
-    return weights.reduce((sum, weight, j) => sum + weight * data[at(j)], 0);
-  });
+    let sum = 0, at = (alongRows ? y * width + first : first * width + x) * channels + c;
+    for (let j = 0; j < weights.length; j++, at += step) sum += weights[j] * data[at];
+    resized[i] = sum;
+  }
   return { width: w, height: h, data: resized };
 }
 
@@ -38,7 +52,9 @@ function preprocess({ width, height, data }, { mean, resized, squash, interpolat
   const channels = mean.length, isCubic = interpolation === "bicubic";
   const gray = (i) => (19595 * data[i] + 38470 * data[i + 1] + 7471 * data[i + 2] + 32768) >> 16; // as in Pillow
   const level = (i) => (channels === 1 ? gray(4 * i) : data[Math.floor(i / channels) * 4 + (i % channels)]);
-  let image = { width, height, data: Uint8ClampedArray.from({ length: width * height * channels }, (_, i) => level(i)) };
+  const levels = new Uint8ClampedArray(width * height * channels);
+  for (let i = 0; i < levels.length; i++) levels[i] = level(i);
+  let image = { width, height, data: levels };
   const cover = [Math.floor((height * resized[1]) / width), Math.floor((width * resized[0]) / height)];
   const [h, w] = squash ? resized : resized.map((side, i) => Math.max(side, cover[i]));
   image = resizeSide(resizeSide(image, channels, w, isCubic, true), channels, h, isCubic, false);

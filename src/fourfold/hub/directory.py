@@ -81,18 +81,24 @@ def within_vocabulary(
     The defaults of a model that does not generate tokens are returned unchanged.
     """
     size = model.config.vocab_size if getattr(model, "can_generate", False) else math.inf
-    first = defaults.bos_id
-    if not 0 <= (first or 0) < size:
-        if hasattr(model.config, "decoder_start_token_id"):  # other models do not use it
-            message = f"decoder_start_token_id {first} is outside the vocabulary of {size}, ignored"
-            warnings.warn(f"{path}: {message}", stacklevel=1)
-        first = None
+
+    def known(name: str, token: int | None) -> int | None:
+        if 0 <= (token or 0) < size:
+            return token
+        # Only encoder-decoders use the first token.
+        if name != "decoder_start_token_id" or hasattr(model.config, name):
+            message = f"{name} {token} is outside the vocabulary of {size}, ignored"
+            warnings.warn(f"{path}: {message}", stacklevel=2)
+        return None
+
+    first = known("decoder_start_token_id", defaults.bos_id)
+    forced = known("forced_bos_token_id", defaults.forced_bos_token_id)
     kept = [token for token in defaults.end_ids if 0 <= token < size]
     if unknown := [str(token) for token in defaults.end_ids if token not in kept]:
         message = f"end tokens outside the vocabulary of {size}, ignored: {', '.join(unknown)}"
         warnings.warn(f"{path}: {message}", stacklevel=1)
-    eos_id = kept[0] if kept else None
-    return replace(defaults, bos_id=first, eos_id=eos_id, stop_ids=kept[1:] or None)
+    ends: Any = {"eos_id": kept[0] if kept else None, "stop_ids": kept[1:] or None}
+    return replace(defaults, bos_id=first, forced_bos_token_id=forced, **ends)
 
 
 def resolve_path(path: str | Path) -> Path:

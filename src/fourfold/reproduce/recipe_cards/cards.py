@@ -49,9 +49,7 @@ TASKS_OF_KEY = {
 # Key of the number that a convention applies to. If the number is 0, no convention is needed.
 CONVENTION_OF = {"weight_decay_form": "weight_decay", "label_smoothing_type": "label_smoothing"}
 # Conventions and their meanings.
-MEANINGS: dict[str, dict[str, str]] = yaml.safe_load(
-    Path(__file__).with_name("meanings.yaml").read_text(encoding="utf-8")
-)
+MEANINGS = yaml.safe_load(Path(__file__).with_name("meanings.yaml").read_text("utf-8"))
 
 
 @dataclass(frozen=True)
