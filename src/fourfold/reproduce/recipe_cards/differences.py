@@ -65,7 +65,7 @@ def _noted(card: Card, key: str) -> str:
 
 def _derived(lettered: Mapping[str, Card]) -> Iterator[str]:
     """Iterate over the lines to print about derived quantities, such as the peak learning rate."""
-    explained: set[str] = set()
+    explained: set[object] = set()
     for quantity in RESOLVED:
         results = {letter: quantity.of(card.values) for letter, card in lettered.items()}
         inputs = quantity.needs or quantity.optional
