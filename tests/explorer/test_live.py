@@ -45,8 +45,6 @@ class Made:
     """Live page of a model with random weights, and what Python computes with the same weights."""
 
     def __init__(self, family: str, texts: Path) -> None:
-        if family != "vit":  # the tokenizers of the page
-            pytest.importorskip("fourfold.explorer.tokenizer_data")
         torch.manual_seed(0)
         task, data = FAMILIES[family](texts)
         data.setup()

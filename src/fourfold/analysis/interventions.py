@@ -141,9 +141,8 @@ def head_gradients(
     sums = [torch.zeros(size) for size in sizes.values()]
     with torch.enable_grad(), edit(model, {name: scale(gate) for name, gate in gates.items()}):
         for example in examples:
-            value = loss(example)[0]
-            gradients = torch.autograd.grad(value, list(gates.values()), materialize_grads=True)
-            for total, gradient in zip(sums, gradients, strict=True):
+            found = torch.autograd.grad(loss(example)[0], [*gates.values()], materialize_grads=True)
+            for total, gradient in zip(sums, found, strict=True):
                 total += gradient.abs().flatten()
     shares = torch.cat([x / x.norm().clamp(min=1e-30) for x in sums]).tolist()
     return dict(zip(heads(model), shares, strict=True))

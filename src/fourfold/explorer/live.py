@@ -8,6 +8,7 @@ from typing import Any
 from fourfold.analysis.flops import forward_flops
 from fourfold.errors import InputError
 from fourfold.explorer.inputs import Example, token_texts
+from fourfold.explorer.tokenizer_data import tokenizer_data
 from fourfold.explorer.views import View
 from fourfold.explorer.weights import PackedModel
 
@@ -59,8 +60,6 @@ def _image_values(view: Any, examples: Sequence[Example]) -> dict[str, Any]:
 
 def _text_values(view: Any, examples: Sequence[Example]) -> dict[str, Any]:
     """Return the tokenizer, and the special tokens around a text that the model reads."""
-    from fourfold.explorer.tokenizer_data import tokenizer_data
-
     tokenizer = view.reader.tokenizer
     has_masks = not view.model.can_generate
     whole, plain = list(view.from_text("a").ids), tokenizer.encode("a")
