@@ -16,19 +16,12 @@ import pytest
 
 from fourfold.cli import main
 from fourfold.commands.course import notebooks as course
+from tests.docs.test_structure import HEADER
 
 PAGES = course.course_pages()
-PAGE = """---
-jupytext:
-  text_representation:
-    extension: .md
-    format_name: myst
-kernelspec:
-  display_name: Python 3
-  language: python
-  name: python3
----
-
+PAGE = (
+    HEADER
+    + """
 # Title
 
 See [page 6](06-scaling-heads-masks.md#heads), [a table](../../results/x.md) and
@@ -63,6 +56,7 @@ It is 2.
 1 + 1
 ```
 """
+)
 
 
 def cells(notebook: dict[str, Any], kind: str) -> list[Any]:

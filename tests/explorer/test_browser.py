@@ -3,7 +3,6 @@
 import base64
 import io
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,6 @@ from tests.explorer.test_page import HOSTILE
 from tests.fixtures.explorer_documents import SAMPLES, causal_lm, document, heads, unpack
 
 pytestmark = pytest.mark.browser
-AXE = "axe-core@4.14.1"
 
 
 @pytest.fixture
@@ -82,32 +80,13 @@ def cells(page: Any) -> np.ndarray:
     return np.asarray(image.convert("RGB").crop(place), np.float32)
 
 
-@pytest.fixture(scope="module")
-def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the script of axe-core, installed outside the repository."""
-    folder = tmp_path_factory.mktemp("axe")
-    npm = shutil.which("npm")
-    command = [npm or "", "install", "--silent", "--prefix", str(folder), AXE]
-    if npm is None or subprocess.run(command, capture_output=True, timeout=120).returncode:
-        pytest.skip(f"needs npm and {AXE}")
-    return (folder / "node_modules" / "axe-core" / "axe.min.js").read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize(
     "name",
     ["translation"]
     + [pytest.param(name, marks=pytest.mark.slow) for name in SAMPLES if name != "translation"],
 )
-def test_page_is_accessible_and_fits_a_phone(visit, axe: str, name: str) -> None:
-    page = visit(SAMPLES[name](), color_scheme="light")
-    page.evaluate(axe)
-    violations = "axe.run({options}).then((result) => result.violations)"
-    found = page.evaluate(violations.replace("{options}", ""))
-    page.set_viewport_size({"width": 375, "height": 800})
-    page.click("#theme")
-    found += page.evaluate(violations.replace("{options}", "{runOnly: ['color-contrast']}"))
-    assert page.evaluate("document.documentElement.scrollWidth") <= 375
-    assert not [(one["id"], [node["html"] for node in one["nodes"]]) for one in found]
+def test_page_is_accessible_and_fits_a_phone(visit, check_accessible: Any, name: str) -> None:
+    check_accessible(visit(SAMPLES[name](), color_scheme="light"))
 
 
 def test_keyboard_walk_says_the_weights(visit) -> None:
